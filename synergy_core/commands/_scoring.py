@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from synergy_core.catalog import gpu_type_named, load_model, model_names, nearest_type, transferred
+from synergy_core.catalog import CATALOG, gpu_type_named, load_model, model_names, nearest_type, read_yaml, transferred
 from synergy_core.commands.fits import fit_of
 from synergy_core.commands.measurements._rows import family_of
 from synergy_core.commands.measurements.best_plans import BestPlans, Candidates, candidates, search_loss
@@ -72,17 +72,15 @@ class ScoredGroup:
 
 def scored(file: Any, choose: Choose = constants_for) -> list[ScoredGroup]:
     """Scores every group of a file in one of the planner's formats."""
-    if isinstance(file, BestPlans):
-        return _best_plans(file, choose)
-    if isinstance(file, Collectives):
-        return _collectives(file)
-    if isinstance(file, PlanReports):
-        return _plan_reports(file)
-    return _training(file, choose)
+    scorers: dict[type, Callable[[Any, Choose], list[ScoredGroup]]]
+    scorers = {BestPlans: _best_plans, Collectives: _collectives, PlanReports: _plan_reports}
+    return scorers.get(type(file), _training)(file, choose)
 
 
 def _group(name: str, rows: pd.DataFrame, predicted: str, measured: str, **fields: Any) -> ScoredGroup:
-    """Scores one column of predictions on one of measurements."""
+    """Scores one column of predictions on one of measurements. reason: why a row is not predicted, if it is not."""
+    if "reason" in rows:
+        fields["reasons"] = dict(Counter(filter(None, rows["reason"])))
     models, gpu_types = (", ".join(rows[column].unique()) for column in ("model", "gpu_type"))
     return ScoredGroup(name, models, gpu_types, _accuracy(rows, predicted, measured), fields)
 
@@ -258,9 +256,8 @@ def _training(file: TrainingTimes, choose: Choose) -> list[ScoredGroup]:
     keys = _sets(file)
 
     def group(name: str, rows: pd.DataFrame, predicted: str, measured: str, **fields: Any) -> ScoredGroup:
-        reasons = dict(Counter(failure for failure in rows["failure"] if failure))
         banded = sum(map(bool, rows["unstated"]))
-        return _group(name, rows, predicted, measured, **fields, banded=banded, reasons=reasons)
+        return _group(name, rows.assign(reason=rows["failure"]), predicted, measured, **fields, banded=banded)
 
     result = []
     for name, members in _bands(rows[np.isfinite(rows["iter_time_s"])]):
@@ -342,30 +339,25 @@ def _best_plans(file: BestPlans, choose: Choose) -> list[ScoredGroup]:
         rows.loc[group.rows, "time_s"] = seconds
         rows.loc[group.rows, "ideal_s"] = _ideal_s(group)[best]
     rows["baseline_s"] = _baseline_s(rows["ideal_s"].to_numpy(), rows["iter_time_s"].to_numpy())
+    rows.loc[rows["time_s"].notna(), "reason"] = ""
     groups = [("all", rows)]
     for key, column in (("family", "model"), ("gpu", "gpu_type")):
         groups += [(f"{key}={value}", members) for value, members in rows.groupby(column, sort=False)]
     result = []
     for name, members in groups:
         baseline = _accuracy(members, "baseline_s", "iter_time_s").mape
-        why = dict(Counter(members["reason"][members["time_s"].isna()]))
         figures = {"regret_mean": math.nan, "regret_max": math.nan, "baseline_mape": baseline, "banded": 0}
-        result.append(_group(name, members, "time_s", "iter_time_s", kind="time", **figures, reasons=why))
+        result.append(_group(name, members, "time_s", "iter_time_s", kind="time", **figures))
     return result
 
 
-def _plan_reports(file: PlanReports) -> list[ScoredGroup]:
+def _plan_reports(file: PlanReports, _: Choose) -> list[ScoredGroup]:
     """Scores times, peaks of memory and verdicts of reported plans, each for all software and by software.
 
     right: verdicts that are as reported; undecided: those that the band leaves open (`may not fit`). in_band: measured
     values within the printed band. width: median ratio of a band's ends.
     """
     rows = reported(file)
-
-    def group(name: str, members: pd.DataFrame, predicted: str, measured: str, **more: Any) -> ScoredGroup:
-        reasons = dict(Counter(members["reason"][members["reason"] != ""]))
-        return _group(name, members, predicted, measured, banded=0, reasons=reasons, **more)
-
     result = []
     for title, predicted, measured in (("time", "time_s", "iter_time_s"), ("memory", "peak_bytes", "peak_mem_bytes")):
         for name, members in _by_software(rows[np.isfinite(rows[measured])]):
@@ -374,11 +366,11 @@ def _plan_reports(file: PlanReports) -> list[ScoredGroup]:
                 "in_band": int(members[measured].between(low * members[predicted], high * members[predicted]).sum()),
                 "width": float((high / low).median()),
             }
-            result.append(group(f"{title}: {name}", members, predicted, measured, kind=title, **bands))
+            result.append(_group(f"{title}: {name}", members, predicted, measured, kind=title, banded=0, **bands))
     for name, members in _by_software(rows[rows["fits"].notna()].assign(none=math.nan)):
         right = (members["verdict"] == np.where(members["fits"].astype(bool), Verdict.FITS, Verdict.NOT)).sum()
         counts = {"right": int(right), "undecided": int((members["verdict"] == Verdict.MAY).sum())}
-        found = group(f"verdict: {name}", members, "none", "none", kind="verdict", **counts)
+        found = _group(f"verdict: {name}", members, "none", "none", kind="verdict", banded=0, **counts)
         failed = int((members["reason"] != "").sum())
         result.append(replace(found, score=replace(found.score, n=len(members), failures=failed)))
     return result
@@ -409,7 +401,7 @@ def _reported(report: PlanReport) -> dict[str, Any]:
     except InputError as error:
         return {**missing, "reason": str(error)}
     (answer,) = found.answers
-    room = answer.bands.memory
+    room = answer.memory_band
     time = time_band(answer.table.machine, answer.software, found.model.architecture, fit.plan.gpus)
     return {
         "time_s": fit.step_time_s,
@@ -429,7 +421,7 @@ COLLECTIVES: dict[str, Callable[..., Any]] = {
 }
 
 
-def _collectives(file: Collectives) -> list[ScoredGroup]:
+def _collectives(file: Collectives, _: Choose) -> list[ScoredGroup]:
     """Scores single collectives by GPU type, operation and ranks. Predictions exclude the overhead of a framework."""
     if not file.rows:
         return []
@@ -439,15 +431,15 @@ def _collectives(file: Collectives) -> list[ScoredGroup]:
     group: Any
     for group, members in rows.groupby(["gpu_type", "operation", "ranks", "per_node"], sort=False):
         gpu_type, operation, ranks, per_node = group
-        time_s, reasons = np.full(len(members), np.nan), {}
+        time_s, reason = np.full(len(members), np.nan), ""
         try:
             links = links_for(machine_named(gpu_type))
             time_s = COLLECTIVES[operation](members["nbytes"].to_numpy(), ranks, per_node, links)
         except InputError as error:
-            reasons = {str(error): len(members)}
+            reason = str(error)
         name = f"{gpu_type} {operation} ranks={ranks} per node={per_node}"
-        both = members.assign(predicted_s=time_s)
-        result.append(_group(name, both, "predicted_s", "time_s", kind="collective", reasons=reasons))
+        both = members.assign(predicted_s=time_s, reason=reason)
+        result.append(_group(name, both, "predicted_s", "time_s", kind="collective"))
     return result
 
 
@@ -539,36 +531,11 @@ def step_scores(file: StepTimes, model: Calibrated) -> list[ScoredGroup]:
 
 LOSS_SCALE = 0.05
 """Residual, in log(predicted ÷ measured), beyond which the soft-L1 loss grows linearly."""
-SPREAD = {
-    "gemm_efficiency": 0.15,
-    "gemm_depth": 0.7,
-    "wave_loss": 0.7,
-    "memory_efficiency": 0.1,
-    "attention_efficiency": 0.5,
-    "attention_fill": 1.0,
-    "attention_backward": 0.25,
-    "score_passes": 0.3,
-    "backward_traffic": 0.3,
-    "backward_kernels": 0.3,
-    "kernel_s": 0.4,
-    "host_s": 1.0,
-    "host_jitter": 1.0,
-    "tensor_efficiency": 0.15,
-    "network_efficiency": 0.2,
-    "card_collisions": 1.0,
-    "data_overlap": 0.5,
-    "data_exposed": 1.0,
-    "optimizer_bytes_factor": 0.3,
-    "step_s": 1.0,
-}
+PRIORS = read_yaml(CATALOG / "priors.yaml")
+SPREAD: Mapping[str, float] = PRIORS["spread"]
 """Prior standard deviation of each constant's logarithm around its starting value."""
-UPPER_BOUNDS = {
-    **dict.fromkeys(("gemm_efficiency", "wave_loss", "memory_efficiency", "data_overlap", "data_exposed"), 1.0),
-    "attention_efficiency": 0.8,
-    "network_efficiency": 1.0 / RDMA.efficiency,
-}
-"""Largest plausible values: 1 for fractions, the data sheet's rate for a network, and the best published efficiency of
-fused attention."""
+UPPER_BOUNDS: Mapping[str, float] = {**PRIORS["largest"], "network_efficiency": 1.0 / RDMA.efficiency}
+"""Largest plausible values; for a network, the data sheet's rate."""
 PRIOR_WEIGHT = 0.003
 """Cost of moving a constant by one prior standard deviation, relative to the mean loss of a row."""
 

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
 import numpy as np
 
 from synergy_core.commands._settings import table
-from synergy_core.commands.plan import KEPT_PLANS, Asked, asked, host_memory, in_our_names, spread, surely_fitting
+from synergy_core.commands.plan import GIB, Asked, asked, host_memory, in_our_names, spread, surely_fitting
 from synergy_core.errors import InputError
 from synergy_core.planner.bands import Verdict, verdict
 from synergy_core.planner.enumerate import leanest
@@ -32,7 +32,6 @@ from synergy_core.planner.plan import Plan, Plans, Recompute, plans_of
 from synergy_core.planner.step_time import step_time
 
 SUMMARY = "say whether a model fits on given GPUs, what takes the memory, and what would make it fit"
-GIB = 2.0**30
 MAX_CHANGES = 3
 PARTS = {
     "weights": "weights",
@@ -56,15 +55,14 @@ class Fit:
     step_time_s: float
 
 
-def fit_of(found: Asked, **changed: Any) -> Fit:
+def fit_of(found: Asked) -> Fit:
     """The fastest plan that surely fits, or else the one that needs least memory.
 
-    changed: fields of the software that differ. Raises InputError if no plan has the requested degrees.
+    Raises InputError if no plan has the requested degrees.
     """
     (answer,) = found.answers
-    machine, band = answer.table.machine, answer.bands.memory
-    software = replace(answer.software, **changed)
-    plans = found.find(machine, found.query.gpus, KEPT_PLANS, **changed)
+    machine, band, software = answer.table.machine, answer.memory_band, answer.software
+    plans, row = surely_fitting(found, answer)
 
     def fit(columns: Plans, row: int) -> Fit:
         columns = columns.take(np.array([row]))
@@ -79,7 +77,6 @@ def fit_of(found: Asked, **changed: Any) -> Fit:
         if reason.leanest is None:
             raise InputError(f"no plan on {reason.gpus} GPUs: {reason.message}.")
         return fit(plans_of([reason.leanest]), 0)
-    row = surely_fitting(plans, band)
     if row is not None:
         return fit(plans.plans, row)
     lean = leanest(plans.plans, found.query.fixed, software)
@@ -104,7 +101,7 @@ def run(chosen: argparse.Namespace) -> int:
     (answer,) = found.answers
     machine, fit = answer.table.machine, fit_of(found)
     needed, limit = float(fit.needs.needed[0]) / GIB, visible_bytes(machine) / GIB
-    band = spread(*answer.bands.memory.of(needed), "{:.1f}".format)
+    band = spread(*answer.memory_band.of(needed), "{:.1f}".format)
     for note in found.model.notes:
         print(f"  {note}")
     time = "" if fit.verdict is Verdict.NOT else f", {seconds(fit.step_time_s)} a step"
@@ -119,13 +116,13 @@ def run(chosen: argparse.Namespace) -> int:
         if (size := float(getattr(fit.needs, part)[0]) / GIB) > 0.005 * needed
     ]
     print(table(("", "memory", ""), rows))
-    for phrase in answer.bands.memory.extrapolated:
+    for phrase in answer.memory_band.extrapolated:
         print(f"  extrapolated, so the interval is wider: {phrase}")
     for note in found.notes:
         print(f"  {note}")
     if fit.verdict is Verdict.FITS:
         return 0
-    more = answer.bands.memory.of(needed)[1] - limit
+    more = answer.memory_band.of(needed)[1] - limit
     lacking = f"{more:.1f} GiB less would be safe" if more > 0 else f"it needs {host_memory(fit.needs, machine)}"
     print(f"  {lacking}. Changes that make it surely fit, each tried:")
     ways = _ways(settings, found, fit)

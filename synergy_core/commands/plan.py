@@ -62,7 +62,6 @@ from synergy_core.errors import InputError, unknown
 from synergy_core.planner.bands import Band, Verdict, memory_band, time_band, verdict
 from synergy_core.planner.emitters import (
     PlannedLaunch,
-    Stated,
     emitted,
     emitter_for,
     emitter_named,
@@ -87,12 +86,14 @@ from synergy_core.planner.machine import (
     with_gradients,
 )
 from synergy_core.planner.memory import Memory, memory, usable_bytes, visible_bytes
+from synergy_core.planner.options import Stated, rules
 from synergy_core.planner.plan import Recompute
 from synergy_core.planner.search import PlanTable, search
 from synergy_core.planner.tuning import in_words, tuned
-from synergy_core.units import DAY_S, HOUR_S, Floats
+from synergy_core.units import DAY_S, HOUR_S
 
 SUMMARY = "find the best parallel plans of a model on given GPUs, and why others are slower"
+GIB = 2.0**30
 MIN_SLOWDOWN_FRACTION = 5e-4
 """Plans whose step times differ by less count as equally fast: the difference would be printed as 0.0%."""
 MIN_COUNTS_FOR_SUMMARY = 4
@@ -102,34 +103,6 @@ KEPT_PLANS = 500
 WHOLE = ("lora", "quantize", "offload_layers", "recompute_layers", "trainable_layers", "mean_len", "shards")
 TUNING = ("optimizer", "loss", "offload", "cp_comm_type", *WHOLE)
 """Settings of `tuned`; those in WHOLE are whole numbers."""
-OTHER_NAMES = {
-    "tensor": "tp tp_size tensor_parallel tensor_parallel_size tensor_parallel_degree tensor_model_parallel_size",
-    "pipeline": "pp pp_size pipeline_parallel pipeline_parallel_size pipeline_parallel_degree "
-    "pipeline_model_parallel_size",
-    "data": "dp dp_size data_parallel data_parallel_size",
-    "context": "cp cp_size context_parallel context_parallel_size context_parallel_degree",
-    "expert": "ep ep_size expert_parallel expert_parallel_size expert_model_parallel_size expert_parallel_degree",
-    "interleave": "vpp vp virtual_pipeline virtual_pipeline_size",
-    "sequence": "sp sequence_parallel",
-    "zero": "zero_stage",
-    "micro_batch": "mbs micro_bs microbatch micro_batch_size per_device_train_batch_size "
-    "train_micro_batch_size_per_gpu",
-    "batch": "gbs global_batch global_bs global_batch_size train_batch_size",
-    "seq_len": "seq seqlen seq_length sequence_len sequence_length max_seq_len max_seq_length max_length",
-    "gpus": "num_gpus n_gpus ngpus gpu_count world_size",
-    "trainable_layers": "freeze_trainable_layers",
-    "gpus_per_node": "nproc_per_node num_gpus_per_node",
-    "model": "model_name model_name_or_path base_model",
-}
-"""For each setting, its names in Megatron-LM, DeepSpeed, torchtitan, Axolotl and the Hugging Face Trainer."""
-_AMBIGUOUS = "type batch=, the sequences of a step on all GPUs, or micro_batch=, those that one GPU processes at once"
-_NO_SETTING = {
-    **dict.fromkeys(("bs", "bsz", "batch_size"), _AMBIGUOUS),
-    **dict.fromkeys(("ga", "gas", "grad_accum", "gradient_accumulation_steps"), "accumulation follows from batch="),
-    **dict.fromkeys(("nodes", "nnodes", "num_nodes"), "type gpus=, all GPUs, such as gpus=16 for 2 nodes of 8"),
-}
-"""Names of other tools that no setting has, and what to type instead."""
-_SETTING_OF = {other: name for name, others in OTHER_NAMES.items() for other in others.split()}
 MAX_GPUS = 65_536
 """Largest number of GPUs that `plan` tries, and largest length of a range of counts."""
 
@@ -163,44 +136,31 @@ class Asked:
     answers: list[PlanAnswer]
     find: Callable[..., PlanTable]
     constants: Callable[[Machine, Software], Constants]
-    own: OwnConstants | None
     notes: tuple[str, ...]
-
-    def constants_path(self, answer: PlanAnswer) -> str:
-        """Which constants predicted an answer, in words; empty for the shipped ones where no others were given."""
-        if self.own is None:
-            return ""
-        gpu = answer.table.machine.gpu
-        shipped = f"shipped constants: {self.own.path} has none for {gpu.name}"
-        return shipped if self.own.of(gpu) is None else f"constants of {self.own.path}"
 
 
 def in_our_names(settings: Sequence[str]) -> list[str]:
     """The settings with names of other tools replaced by ours. Raises InputError for those that no setting has."""
-    result = []
+    result, names = [], rules("plan")
+    setting_of = {other: setting for setting, others in names["settings"].items() for other in others}
     for setting in settings:
         key, equals, value = setting.partition("=")
         plain = key.lower().replace("-", "_")
-        if plain in _NO_SETTING:
-            raise InputError(f"{setting}: {_NO_SETTING[plain]}.")
-        result.append(f"{_SETTING_OF.get(plain, key)}{equals}{value}")
+        if plain in names["instead"]:
+            raise InputError(f"{setting}: {names['instead'][plain]}.")
+        result.append(f"{setting_of.get(plain, key)}{equals}{value}")
     return result
 
 
-def asked(
-    settings: Sequence[str],
-    check: Callable[[SimpleNamespace], None] = lambda query: None,
-    replacing: Collection[str] = (),
-) -> Asked:
-    """Answers a question that is given as KEY=VALUE. check: may raise an error before plans are searched. replacing:
-    settings that replace those of plan=FILE; others may not contradict them.
+def asked(settings: Sequence[str], replacing: Collection[str] = ()) -> Asked:
+    """Answers a question that is given as KEY=VALUE. replacing: settings that replace those of plan=FILE; others may
+    not contradict them.
 
     Raises InputError for settings that are wrong or contradict each other.
     """
     query = _read_settings(in_our_names(settings))
     stated, notes = _read_plan(query.plan, query, replacing) if query.plan else (Stated({}), ())
     query.software = query.software or DEFAULT_SOFTWARE
-    check(query)
     model = requested_model(query.model, query.seq_len, query.image_tokens)
     seq_len = model.architecture.limits().seq_len
     for key in ("tokens", "mean_len"):
@@ -232,42 +192,41 @@ def asked(
     for machine, price in zip(machines, query.price, strict=True):
         stack = stacks[machine.gpu.name]
         table = find(machine, query.gpus, query.top - 1)
-        peak = machine.gpu.matrix_flops_per_s(stack.precision) * table.gpus
-        is_own = own is not None and own.of(machine.gpu) is not None
-        band = own.bands[constants_like(machine.gpu)] if own and is_own else None
+        is_own, band, source = own is not None and own.of(machine.gpu) is not None, None, ""
+        if own:
+            band = own.bands.get(constants_like(machine.gpu))
+            shipped = f"shipped constants: {own.path} has none for {machine.gpu.name}"
+            source = f"constants of {own.path}" if is_own else shipped
         times = {
             gpus: None if is_own and band is None else time_band(machine, stack, model.architecture, gpus, band)
             for gpus in dict.fromkeys(table.gpus.tolist())
         }
-        bands = PlanBands(times, memory_band(stack, model.architecture))
-        mfu = flops / (table.step_time_s * peak)
-        answers.append(PlanAnswer(table, stack, mfu, whole_flops / flops, batch * seq_len, price, bands))
+        of_memory = memory_band(stack, model.architecture)
+        whole, tokens = whole_flops / flops, batch * seq_len
+        answers.append(PlanAnswer(table, stack, flops, whole, tokens, price, times, of_memory, source))
     words = f"{software.name}, gradients in {query.gradients}" if query.gradients else software.name
     words += in_words(**tuning)
-    return Asked(query, model, batch, words, answers, find, constants, own, notes)
+    return Asked(query, model, batch, words, answers, find, constants, notes)
 
 
 def run(chosen: argparse.Namespace) -> int:
     """Prints the plans and writes the requested files. Returns 1 if no count of GPUs has a plan."""
-
-    def check(query: SimpleNamespace) -> None:
-        if chosen.picture is not None and chosen.picture.suffix != ".svg":
-            raise InputError(f"--picture {chosen.picture}: the picture is SVG; give a name that ends in .svg.")
-        if chosen.emit and (len(query.gpu), len(query.gpus)) != (1, 1):
-            raise InputError("--emit writes one plan; give one GPU type in gpu= and one count in gpus=.")
-        for form, _ in chosen.emit:
-            emitter_for(form, software_named(query.software).name)
-
-    found = asked(chosen.settings, check)
+    if chosen.picture is not None and chosen.picture.suffix != ".svg":
+        raise InputError(f"--picture {chosen.picture}: the picture is SVG; give a name that ends in .svg.")
+    found = asked(chosen.settings)
     query, answers = found.query, found.answers
+    if chosen.emit and (len(query.gpu), len(query.gpus)) != (1, 1):
+        raise InputError("--emit writes one plan; give one GPU type in gpu= and one count in gpus=.")
+    for form, _ in chosen.emit:
+        emitter_for(form, query.software)
     default = "" if query.batch else " (default; batch=… sets it)"
     print(f"{query.model}, batch {found.batch}{default}, {found.stated}")
     for note in found.model.notes:
         print(f"  {note}")
     for answer in answers:
         _print_plans(answer)
-        if constants := found.constants_path(answer):
-            print(f"  {constants}")
+        if answer.constants:
+            print(f"  {answer.constants}")
         sentences = [*_safest(found, answer)]
         if not len(answer.table):
             sentences += _leaner(found, answer)
@@ -347,38 +306,60 @@ def _counts(key: str, text: str) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class PlanBands:
-    """Error intervals (bands) of predictions on one GPU type. times: bands of step times by number of GPUs; None if a
-    user's constants have none."""
+class PlanAnswer:
+    """The plans on one GPU type. step_flops: model FLOPs per step, with causal attention at half. whole_attention:
+    factor from them to those with it whole. step_tokens: tokens per step. price: per GPU-hour. time_bands: error
+    intervals of step times by number of GPUs; None if a user's constants have none. memory_band: that of memory.
+    constants: whose constants predicted, in words; empty for the shipped ones where no others were given."""
 
-    times: dict[int, Band | None]
-    memory: Band
+    table: PlanTable
+    software: Software
+    step_flops: float
+    whole_attention: float
+    step_tokens: int
+    price: float | None
+    time_bands: dict[int, Band | None]
+    memory_band: Band
+    constants: str
 
     def basis(self) -> list[str]:
         """Sentences that name the held-out measurements behind the bands, and what is extrapolated."""
-        known = [each for each in self.times.values() if each]
-        result = ["no band of step times: the constants file has none"] if len(known) < len(self.times) else []
+        known = [each for each in self.time_bands.values() if each]
+        result = ["no band of step times: the constants file has none"] if len(known) < len(self.time_bands) else []
         if known:
             result.append(f"90%: the interval of 9 in 10 measurements, by {known[0].basis}")
         phrases = dict.fromkeys(phrase for each in known for phrase in each.extrapolated)
         result += [f"extrapolated, so the interval is wider: {'; '.join(phrases)}"] if phrases else []
-        result += [f"extrapolated: {'; '.join(self.memory.extrapolated)}"] if self.memory.extrapolated else []
+        more = self.memory_band.extrapolated
+        return result + ([f"extrapolated: {'; '.join(more)}"] if more else [])
+
+    def plans(self, table: PlanTable) -> list[dict[str, Any]]:
+        """The plan of each row of `table`, with what is printed about it and written by --json."""
+        result = []
+        peak = table.machine.gpu.matrix_flops_per_s(self.software.precision)
+        for row, rank in enumerate(table.rank.tolist()):
+            gpus, step_s = int(table.gpus[row]), float(table.step_time_s[row])
+            memory_bytes, best_s = float(table.memory_bytes[row]), float(table.step_time_s[row - rank])
+            band, mfu = self.time_bands[gpus], self.step_flops / (step_s * (peak * gpus))
+            plan = {
+                "gpus": gpus,
+                "nodes": int(table.nodes[row]),
+                "rank": rank,
+                "plan": table.plans.plan(row),
+                "step_time_s": step_s,
+                "step_time_band_s": band and band.of(step_s),
+                "memory_bytes": memory_bytes,
+                "memory_band_bytes": self.memory_band.of(memory_bytes),
+                "extrapolated": [*(band.extrapolated if band else ()), *self.memory_band.extrapolated],
+                "mfu": mfu,
+                "mfu_with_whole_attention": mfu * self.whole_attention,
+                "parts": {name: float(getattr(table.parts, name)[row]) for name in PARTS},
+            }
+            if rank:
+                plan["why"] = why(table, row, row - rank)
+                plan["told_apart"] = bool(band and band.can_tell_apart(best_s, step_s))
+            result.append(plan)
         return result
-
-
-@dataclass(frozen=True, slots=True)
-class PlanAnswer:
-    """The plans on one GPU type. mfu: (rows,), model FLOPs ÷ peak FLOPs of the GPUs. whole_attention: factor from that
-    MFU, with causal attention at half, to the one with it whole. step_tokens: tokens per step. price: per GPU-hour.
-    """
-
-    table: PlanTable
-    software: Software
-    mfu: Floats
-    whole_attention: float
-    step_tokens: int
-    price: float | None
-    bands: PlanBands
 
     def trainings(self, table: PlanTable, tokens: float) -> list[dict[str, Any]]:
         """Days, GPU-hours and cost of a whole training of `tokens` under the plan of each row of `table`.
@@ -390,7 +371,7 @@ class PlanAnswer:
             hours = gpus * seconds / HOUR_S
             cost = None if self.price is None else hours * self.price
             rate, days = self.step_tokens / step_s, seconds / DAY_S
-            band = self.bands.times[gpus]
+            band = self.time_bands[gpus]
             factors = band and (band.low, band.high)
             figures = {"gpus": gpus, "tokens_per_s": rate, "days": days, "gpu_hours": hours, "cost": cost}
             result.append(figures | {"band": factors})
@@ -399,41 +380,20 @@ class PlanAnswer:
 
 def _as_json(answer: PlanAnswer, tokens: float | None) -> dict[str, Any]:
     """Builds the entry of one GPU type for the file of `--json`."""
-    table, plans = answer.table, []
-    for row, rank in enumerate(table.rank.tolist()):
-        step_s, memory_bytes, best_s = (
-            float(value) for value in (table.step_time_s[row], table.memory_bytes[row], table.step_time_s[row - rank])
-        )
-        band = answer.bands.times[int(table.gpus[row])]
-        plan = {
-            "gpus": int(table.gpus[row]),
-            "nodes": int(table.nodes[row]),
-            "rank": rank,
-            "plan": table.plans.plan(row).as_dict(),
-            "step_time_s": step_s,
-            "step_time_band_s": band and band.of(step_s),
-            "memory_bytes": memory_bytes,
-            "memory_band_bytes": answer.bands.memory.of(memory_bytes),
-            "extrapolated": [*(band.extrapolated if band else ()), *answer.bands.memory.extrapolated],
-            "mfu": float(answer.mfu[row]),
-            "mfu_with_whole_attention": float(answer.mfu[row]) * answer.whole_attention,
-            "parts": {name: float(getattr(table.parts, name)[row]) for name in PARTS},
-        }
-        told_apart = {"told_apart": bool(band and band.can_tell_apart(best_s, step_s))}
-        plans.append(plan | ({"why": why(table, row, row - rank)} | told_apart if rank else {}))
     result: dict[str, Any] = {
-        "gpu": table.machine.gpu.name,
+        "gpu": answer.table.machine.gpu.name,
         "precision": answer.software.precision,
         "gradient_bytes": answer.software.gradient_bytes,
-        "basis": answer.bands.basis(),
-        "plans": plans,
+        "basis": answer.basis(),
+        "plans": [{**each, "plan": each["plan"].as_dict()} for each in answer.plans(answer.table)],
         "infeasible": [
-            {name: value for name, value in asdict(each).items() if name != "leanest"} for each in table.infeasible
+            {name: value for name, value in asdict(each).items() if name != "leanest"}
+            for each in answer.table.infeasible
         ],
     }
     if tokens is not None:
         result["tokens"] = tokens
-        result["trainings"] = answer.trainings(table.best(), tokens)
+        result["trainings"] = answer.trainings(answer.table.best(), tokens)
     return result
 
 
@@ -441,47 +401,47 @@ def _print_plans(answer: PlanAnswer) -> None:
     """Prints the machine, a table of plans, why some are slower, and which numbers of GPUs have no plan."""
     table, machine = answer.table, answer.table.machine
     print(
-        f"\n{machine.gpu.title}, {usable_bytes(machine) / 2**30:.1f} GiB usable of {machine.memory_bytes / 1e9:.0f}, "
+        f"\n{machine.gpu.title}, {usable_bytes(machine) / GIB:.1f} GiB usable of {machine.memory_bytes / 1e9:.0f}, "
         f"{machine.gpus_per_node} per node\n  {machine.link_bytes_per_s / 1e9:.0f} GB/s within nodes, "
         f"{machine.network_bytes_per_s / 1e9:.1f} GB/s between, {answer.software.precision}"
     )
     if not machine.gpu.has_fused_attention:
         print("  attention is not fused: FlashAttention does not run on these GPUs")
-    counts = set(table.gpus.tolist())
+    counts, limit = set(table.gpus.tolist()), visible_bytes(machine) / GIB
     is_summary = len(counts) + len(table.infeasible) >= MIN_COUNTS_FOR_SUMMARY
     shown = table.efficient() if is_summary else table
-    mfu = dict(zip(zip(table.gpus.tolist(), table.rank.tolist(), strict=True), answer.mfu.tolist(), strict=True))
     used = [name for name in PARTS if (getattr(shown.parts, name) > 0.005 * shown.step_time_s).any()]
-    rows, remarks, has_causal = [], [], answer.whole_attention > 1.0
-    for row, (gpus, rank) in enumerate(zip(shown.gpus.tolist(), shown.rank.tolist(), strict=True)):
-        plan, step_s = shown.plans.plan(row).describe(), float(shown.step_time_s[row])
-        shares = [f"{getattr(shown.parts, name)[row] / step_s:.0%}" for name in used]
-        band, needed = answer.bands.times[gpus], float(shown.memory_bytes[row]) / 2**30
-        step = [seconds(step_s), spread(*band.of(step_s), seconds) if band else "–"]
-        low, high = answer.bands.memory.of(needed)
-        memory = [f"{needed:.1f} GiB", spread(low, high, "{:.1f}".format)]
-        mfus = [mfu[gpus, rank] * factor for factor in (1.0, answer.whole_attention)[: 1 + has_causal]]
-        rows.append([str(gpus), plan, *step, *memory, *map("{:.1%}".format, mfus), *shares])
-        if rank:
-            best_s = float(shown.step_time_s[row - rank])
+    mfus = {"MFU": "mfu", "whole": "mfu_with_whole_attention"} if answer.whole_attention > 1.0 else {"MFU": "mfu"}
+    rows, remarks, best_s = [], [], 0.0
+    for each in answer.plans(shown):
+        plan, step_s, band = each["plan"].describe(), each["step_time_s"], each["step_time_band_s"]
+        low, high = (end / GIB for end in each["memory_band_bytes"])
+        rows.append(
+            [
+                *(str(each["gpus"]), plan, seconds(step_s), spread(band[0], band[1], seconds) if band else "–"),
+                *(f"{each['memory_bytes'] / GIB:.1f} GiB", spread(low, high, "{:.1f}".format)),
+                *(f"{each[name]:.1%}" for name in mfus.values()),
+                *(f"{each['parts'][name] / step_s:.0%}" for name in used),
+            ]
+        )
+        best_s = best_s if each["rank"] else step_s
+        if each["rank"]:
             slowdown = step_s / best_s - 1.0
-            reason = f"{slowdown:.1%} slower: {why(shown, row, row - rank)}"
+            remark = f"is {slowdown:.1%} slower: {each['why']}"
             if slowdown < MIN_SLOWDOWN_FRACTION:
-                remarks.append(f"  {gpus}: {plan} is as fast")
-            elif band and not band.can_tell_apart(best_s, step_s):
-                remarks.append(f"  {gpus}: {plan} cannot be told apart from the fastest ({reason})")
-            else:
-                remarks.append(f"  {gpus}: {plan} is {reason}")
-        if high > visible_bytes(machine) / 2**30:
-            lacking = high - visible_bytes(machine) / 2**30
-            remarks.append(f"  {gpus}: {plan} may not fit: the upper end of its memory is {lacking:.1f} GiB too much")
+                remark = "is as fast"
+            elif band and not each["told_apart"]:
+                remark = f"cannot be told apart from the fastest ({slowdown:.1%} slower: {each['why']})"
+            remarks.append(f"  {each['gpus']}: {plan} {remark}")
+        if high > limit:
+            lacking = f"the upper end of its memory is {high - limit:.1f} GiB too much"
+            remarks.append(f"  {each['gpus']}: {plan} may not fit: {lacking}")
     if rows:
-        names = ("MFU", "whole")[: 1 + has_causal]
-        header = ("gpus", "plan", "step", "90%", "memory", "90%", *names, *(PARTS[each] for each in used))
+        header = ("gpus", "plan", "step", "90%", "memory", "90%", *mfus, *(PARTS[each] for each in used))
         print(aligned(header, rows, left=2))
-        attention = "; causal attention at half, or whole, as PaLM and Megatron-LM count it" if has_causal else ""
+        attention = "; causal attention at half, or whole, as PaLM and Megatron-LM count it" if len(mfus) > 1 else ""
         print(f"  MFU: FLOPs of the model without recomputation ÷ the GPUs' peak{attention}")
-        for sentence in answer.bands.basis():
+        for sentence in answer.basis():
             print(f"  {sentence}")
     for line in remarks:
         print(line)
@@ -494,34 +454,31 @@ def _print_plans(answer: PlanAnswer) -> None:
         others = f" ({len(failed) - 1} other counts fail on {factor} too)" if len(failed) > 1 else ""
         print(f"  no plan on {counted(nearest.gpus)}, {factor}: {nearest.message}{others}.")
         needed = nearest.missing_bytes + usable_bytes(machine)
-        if factor == "memory" and verdict(needed, answer.bands.memory, machine) is Verdict.MAY:
-            interval = spread(*answer.bands.memory.of(needed / 2**30), "{:.1f}".format)
-            limit = visible_bytes(machine) / 2**30
+        if factor == "memory" and verdict(needed, answer.memory_band, machine) is Verdict.MAY:
+            interval = spread(*answer.memory_band.of(needed / GIB), "{:.1f}".format)
             print(f"  It may fit: the interval is {interval} GiB, and a process can use {limit:.1f}.")
 
 
-def surely_fitting(plans: PlanTable, band: Band) -> int | None:
-    """The row of the fastest plan of a table for one number of GPUs whose whole band fits; None without any."""
-    verdicts = (verdict(needed, band, plans.machine) for needed in plans.memory_bytes)
-    return next((row for row, each in enumerate(verdicts) if each is Verdict.FITS), None)
+def surely_fitting(found: Asked, answer: PlanAnswer) -> tuple[PlanTable, int | None]:
+    """Plans for one number of GPUs, fastest first, and the row of the first whose whole band fits; None without any."""
+    plans = found.find(answer.table.machine, found.query.gpus, KEPT_PLANS)
+    verdicts = (verdict(needed, answer.memory_band, plans.machine) for needed in plans.memory_bytes)
+    return plans, next((row for row, each in enumerate(verdicts) if each is Verdict.FITS), None)
 
 
 def _safest(found: Asked, answer: PlanAnswer) -> Iterator[str]:
     """Yields a sentence with the fastest plan that surely fits if the fastest of all may not, for one count of GPUs."""
-    table, band = answer.table, answer.bands.memory
-    if (
-        len(found.query.gpus) > 1
-        or not len(table)
-        or verdict(table.memory_bytes[0], band, table.machine) is Verdict.FITS
-    ):
+    table = answer.table
+    if len(found.query.gpus) > 1 or not len(table):
         return
-    every = found.find(table.machine, found.query.gpus, KEPT_PLANS)
-    row = surely_fitting(every, band)
+    if verdict(table.memory_bytes[0], answer.memory_band, table.machine) is Verdict.FITS:
+        return
+    every, row = surely_fitting(found, answer)
     if row is None:
         yield f"None of them surely fits; python -m synergy_core fits {found.query.model} … says what would."
         return
     slower = float(every.step_time_s[row] / every.step_time_s[0]) - 1.0
-    size = float(every.memory_bytes[row]) / 2**30
+    size = float(every.memory_bytes[row]) / GIB
     yield f"{every.plans.plan(row).describe()} surely fits: {size:.1f} GiB, {slower:.1%} slower than the fastest."
 
 
@@ -557,7 +514,7 @@ def _leaner(found: Asked, answer: PlanAnswer) -> Iterator[str]:
             best = plans.plans.take(np.array([0]))
             needs = memory(found.model.family.work(found.model.architecture, best, stack), best, stack)
             host = f", {host_memory(needs, table.machine)}" if stack.offload else ""
-            size = f"{float(needs.needed[0]) / 2**30:.1f} GiB{host}"
+            size = f"{float(needs.needed[0]) / GIB:.1f} GiB{host}"
             enough = f"{counted(count)} suffice{'s' if count == 1 else ''}"
             yield f"{way}, {enough}: {best.plan(0).describe()}, {step_s}, {size}."
 
@@ -680,11 +637,6 @@ def _machine(name: str, query: SimpleNamespace) -> Machine:
     if not name.endswith((".yaml", ".yml")):
         return machine_named(name, query.gpus_per_node, query.network, link=query.link)
     sheet = add_gpu_sheet(Path(name))
-    if query.gpus_per_node is None or query.network is None:
-        raise InputError(
-            f"gpu={name}: the catalog has no nodes of {sheet.title}; give gpus_per_node=, such as 8, and network=, "
-            "bytes/s per GPU, such as 25e9."
-        )
     link = query.link or ("nvswitch" if sheet.link_bytes_per_s else "pcie")
     return machine_named(sheet.name, query.gpus_per_node, query.network, link=link)
 

@@ -44,7 +44,7 @@ def examples(name, software=None):
                 Plan(context=2, data=4, zero=3, micro_batch=2),
                 Plan(pipeline=4, interleave=2, accumulation=8),
                 Plan(pipeline=5, tensor=2, sequence=True, accumulation=4),
-                Plan(pipeline=5, interleave=2, accumulation=10),
+                Plan(pipeline=4, interleave=3, accumulation=8),
                 Plan(data=8, zero=3, recompute=Recompute.OPERATORS),
                 Plan(data=8, zero=1, recompute=Recompute.SELECTIVE),
                 Plan(data=8, zero=1, recompute=Recompute.MODULES),

@@ -59,12 +59,13 @@ def test_what_is_emitted_is_read_back(plan, model, form_and_software):
 @pytest.mark.parametrize(
     ("name", "software", "plan"),
     [
-        ("megatron", "megatron-core", Plan(8, 4, 2, 8, 1, 2, 1, 16, 1, Recompute.SELECTIVE, True)),
+        ("megatron", "megatron-core", Plan(8, 4, 2, 8, 1, 3, 1, 16, 1, Recompute.SELECTIVE, True)),
         ("megatron", "megatron-core", Plan(tensor=2, data=4, zero=3, recompute=Recompute.FULL, sequence=True)),
         ("megatron", "megatron-core", Plan(pipeline=5, data=2, accumulation=5)),
         ("megatron", "megatron-core-fp8", Plan(data=2, recompute=Recompute.MODULES)),
         ("torchtitan", "torchtitan", Plan(8, 1, 2, 8, 1, 1, 2, 4, 3, Recompute.OPERATORS, True)),
-        ("torchtitan", "torchtitan", Plan(data=8, micro_batch=2)),
+        ("torchtitan", "torchtitan", Plan(data=8, micro_batch=2, zero=2)),
+        ("torchtitan", "torchtitan", Plan(micro_batch=2)),
         (
             "torchtitan",
             "torchtitan",
@@ -86,18 +87,18 @@ def test_these_plans_are_expressed(name, software, plan):
     [
         ("megatron", "torchtitan", Plan(), "the plan is for torchtitan; .* Type software=megatron-core"),
         ("torchtitan", "megatron-core", Plan(), "Type software=torchtitan"),
-        ("megatron", "megatron-core", Plan(recompute=Recompute.OPERATORS), "not every second product"),
-        ("megatron", "megatron-core", Plan(data=2, pipeline=2, zero=3), "FSDP does not support pipeline stages"),
-        ("megatron", "megatron-core", Plan(pipeline=2, interleave=2, accumulation=3), "fix interleave=1"),
-        ("megatron", "megatron-core", Plan(data=2, expert=2), "the model has no experts"),
-        ("megatron", "megatron-core", Plan(zero=1), "shards over replicas, but there is only one"),
-        ("megatron", "megatron-core", Plan(compressor="q8"), "compresses gradients by q8"),
-        ("torchtitan", "torchtitan", Plan(data=2, zero=1), "fix zero=2 or 3"),
-        ("torchtitan", "torchtitan", Plan(data=2, tensor=2, sequence=True), "DDP supports no other parallelism"),
-        ("torchtitan", "torchtitan", Plan(data=8, expert=8), "DDP supports no other parallelism"),
-        ("torchtitan", "torchtitan", Plan(recompute=Recompute.SELECTIVE), "not attention alone"),
-        ("torchtitan", "torchtitan", Plan(recompute=Recompute.MODULES), "or single modules"),
-        ("torchtitan", "torchtitan", Plan(tensor=2), "fix sequence=1"),
+        ("megatron", "megatron-core", Plan(recompute=Recompute.OPERATORS), "is no plan of mine under"),
+        ("megatron", "megatron-core", Plan(data=2, pipeline=2, zero=3), "is no plan of mine under"),
+        ("megatron", "megatron-core", Plan(pipeline=2, interleave=2, accumulation=3), "is no plan of mine under"),
+        ("megatron", "megatron-core", Plan(data=2, expert=2), "is no plan of mine under"),
+        ("megatron", "megatron-core", Plan(zero=1), "is no plan of mine under"),
+        ("megatron", "megatron-core", Plan(compressor="q8"), "is no plan of mine under"),
+        ("torchtitan", "torchtitan", Plan(data=2, zero=1), "is no plan of mine under"),
+        ("torchtitan", "torchtitan", Plan(data=2, tensor=2, sequence=True), "is no plan of mine under"),
+        ("torchtitan", "torchtitan", Plan(data=8, expert=8), "is no plan of mine under"),
+        ("torchtitan", "torchtitan", Plan(recompute=Recompute.SELECTIVE), "is no plan of mine under"),
+        ("torchtitan", "torchtitan", Plan(recompute=Recompute.MODULES), "is no plan of mine under"),
+        ("torchtitan", "torchtitan", Plan(tensor=2), "is no plan of mine under"),
         ("trainjob", "megatron-core", Plan(data=12), "do not fill nodes of 8; use gpus=8 or 16"),
         ("trainjob", "fsdp", Plan(data=8), "this form is read by megatron-core"),
         ("helm", "megatron-core", Plan(), "unknown form of a plan 'helm'"),
@@ -110,7 +111,7 @@ def test_what_a_tool_cannot_express_is_refused(name, software, plan, says):
 
 def test_experts_need_sequence_parallelism_and_images_and_encoders_are_no_decoders():
     with pytest.raises(InputError, match="fix sequence=1 or tensor=1"):
-        emitted("megatron", launch(Plan(tensor=2), model=SPARSE))
+        emitted("megatron", launch(Plan(tensor=2), "megatron", SPARSE))
     with pytest.raises(InputError, match="sliding-window attention cannot be written"):
         emitted("megatron", launch(Plan(), model=architecture_named("gpt-oss-20b")[1]))
     forms = (("megatron", "megatron-core"), ("torchtitan", "torchtitan"))
@@ -186,14 +187,14 @@ def test_a_launch_script_of_ones_own_is_read():
         ("megatron", "--tensor-model-parallel-size two", "two; expected a whole number from 1"),
         ("megatron", "--tensor-model-parallel-size 0", "0; expected a whole number from 1"),
         ("megatron", "--micro-batch-size 1 it's", "is not a script"),
-        ("torchtitan", '[training]\nlocal_batch_size = "x"', "local_batch_size = x: expected a whole number"),
+        ("torchtitan", '[training]\nlocal_batch_size = "x"', "local_batch_size: x; expected a whole number"),
         ("torchtitan", "training = 3", "expected a table"),
         ("megatron", "--micro-batch-size 3 --global-batch-size 64", "not a multiple of 8 replicas × 3 .*; use 72"),
         ("megatron", "--micro-batch-size 1 --recompute-granularity some", "expected selective or full"),
         ("torchtitan", "[parallelism]\ntensor_parallel_degree = 3", "3 × .* GPUs, not gpus=8"),
         ("torchtitan", "[parallelism\n", "is not TOML"),
         ("torchtitan", '[activation_checkpoint]\nmode = "selective"', "expected mode none, full"),
-        ("torchtitan", '[parallelism]\ntensor_parallel_degree = "2"', "tensor_parallel_degree = 2: expected a whole"),
+        ("torchtitan", "[parallelism]\ntensor_parallel_degree = 1.5", "tensor_parallel_degree: 1.5; expected a whole"),
         ("trainjob", "kind: TrainJob\n", "has no spec.trainer"),
         ("trainjob", "kind: TrainJob\nspec: {trainer: {numNodes: 3}}", "numNodes: 3 × numProcPerNode: 1 is not gpus=8"),
     ],

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from synergy_core.catalog import gpu_sheet
+from synergy_core.catalog.columns import named_in
 from synergy_core.commands.measurements._table import TableRow
 from synergy_core.planner.families import architecture_named, architecture_names, family_named, transformer
 from synergy_core.planner.machine import (
@@ -228,13 +229,6 @@ def _gbit(text: str, gpu_type: str) -> float | None:
 # Finds the training software of a measured row in its text, and that software's default settings.
 
 
-_PRECISIONS = {
-    "fp8": r"fp8|e4m3|hybrid",
-    "bf16": r"bf16|bfloat16",
-    "fp16": r"fp16|float16|half|^amp$|mixed",
-    "tf32": r"tf32",
-    "fp32": r"fp32|float32",
-}
 _FLASH = re.compile(r"flash|sdpa|fused|cudnn|triton|\bte\b|xformers|memory.?efficient")
 _NOT_FLASH = re.compile(r"unfused|math|eager|naive|^torch$|^core|\bno(t|n|)\b|local")
 
@@ -263,7 +257,7 @@ def software_of(row: TableRow, plan: Plan) -> Software | None:
     dtype, notes, attention = (row.text(name).lower() for name in ("dtype", "notes", "attn_impl"))
     gpu = gpu_type(row.text("gpu"))
     sheet = gpu_sheet(gpu)
-    kind = next((name for name, pattern in _PRECISIONS.items() if re.search(pattern, dtype)), None) if dtype else "bf16"
+    kind = named_in("precision", dtype) if dtype else "bf16"
     if kind is None:
         return None
     if not dtype and sheet is not None:

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from synergy_core.catalog.columns import named_in
 from synergy_core.commands.measurements import _rows
 from synergy_core.commands.measurements._rows import Setting, UnpredictableError
 from synergy_core.commands.measurements._table import Measurements, Table, TableRow
@@ -42,13 +43,6 @@ MICRO_BATCHES = (1, 2, 4)
 
 _TASK = re.compile(r"task=(\w+)", re.IGNORECASE)
 _OUT_OF_MEMORY = re.compile(r"\boom\b|out[ -]of[ -]memory", re.IGNORECASE)
-_RECOMPUTE = {
-    Recompute.OPERATORS: r"sel\w*[- ]op|operator",
-    Recompute.MODULES: r"module|layernorm|mlp|moe|mla",
-    Recompute.SELECTIVE: r"sel|core|attn",
-    Recompute.FULL: r"full|uniform|block|^(y|yes|1|true)$",
-    Recompute.NONE: r"^(no|none|n|0|false|off)$",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,9 +271,8 @@ def _recompute(row: TableRow, software: Software) -> tuple[Recompute, ...]:
     cell = row.text("recompute").lower()
     if not cell or cell.endswith("?"):
         return software.kinds
-    for kind, pattern in _RECOMPUTE.items():
-        if re.search(pattern, cell):
-            return (kind,)
+    if name := named_in("recompute", cell):
+        return (Recompute[name.upper()],)
     row.refuse("recompute", "none, selective, full, selective-op or modules")
 
 

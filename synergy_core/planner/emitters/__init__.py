@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from itertools import pairwise
 from math import ceil
@@ -13,14 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from synergy_core import module_names
-from synergy_core.catalog import CATALOG, read_yaml
 from synergy_core.errors import InputError, unknown
-from synergy_core.planner.enumerate import FIXABLE
-from synergy_core.planner.tuning import OPTIMIZERS
+from synergy_core.planner.enumerate import FIXABLE, candidates, with_options
+from synergy_core.planner.options import Stated
+from synergy_core.planner.plan import NO_COMPRESSOR, SPLITS, Plan
 
 if TYPE_CHECKING:
     from synergy_core.planner.machine import Software
-    from synergy_core.planner.plan import Plan
     from synergy_core.planner.work import Architecture
 
 
@@ -33,71 +29,6 @@ class PlannedLaunch:
     architecture: Architecture
     software: Software
     gpus_per_node: int
-
-
-@dataclass(frozen=True, slots=True)
-class Stated:
-    """What a file says about a training.
-
-    settings: by key of the command `plan`; also accumulation, micro-batches per step. software: the training software
-    that the file chooses; empty: the format's first. changed: fields of the software that the file sets to other
-    values, or functions of the architecture that give them. assumed: by key, what the file leaves to the user: the
-    value unless the user types another (None: there is none), and a sentence. not_modelled: options of the file that
-    predictions leave out, as written.
-    """
-
-    settings: Mapping[str, Any]
-    software: str = ""
-    changed: Mapping[str, Any] = field(default_factory=dict)
-    assumed: Mapping[str, tuple[int | None, str]] = field(default_factory=dict)
-    not_modelled: tuple[str, ...] = ()
-
-    def joined(self, other: Stated) -> Stated:
-        """What this file and one that it names say together. Raises InputError if both set an option differently."""
-        for key in self.settings.keys() & other.settings.keys():
-            if self.settings[key] != other.settings[key]:
-                raise InputError(
-                    f"{key.replace('_', ' ')} is {self.settings[key]} here, but {other.settings[key]} in the file that "
-                    f"it names; make them equal."
-                )
-        settings = {**self.settings, **other.settings}
-        stated = settings.keys() | ({"batch"} if "accumulation" in settings else set())
-        assumed = {key: why for key, why in {**other.assumed, **self.assumed}.items() if key not in stated}
-        phrases = tuple(dict.fromkeys((*self.not_modelled, *other.not_modelled)))
-        return Stated(settings, self.software or other.software, {**self.changed, **other.changed}, assumed, phrases)
-
-    def completed(self, typed: Mapping[str, Any], gpus: int, replacing: Collection[str] = ()) -> dict[str, Any]:
-        """The settings of `plan` that the file and the user give together.
-
-        typed: settings that the user typed; None: not typed. replacing: those that may replace the file's. Raises
-        InputError if both give one differently, and if nobody gives the micro-batch.
-        """
-        settings = {key: value for key, value in self.settings.items() if key not in replacing}
-        for key, value in settings.items():
-            if typed.get(key) not in (None, value):
-                raise InputError(f"already sets {key} to {value}; leave {key}= out.")
-        result = settings | {key: value for key, value in typed.items() if value is not None}
-        for key, (assumed, _) in self.assumed.items():
-            if assumed is not None:
-                result.setdefault(key, assumed)
-        model_parallel = result.get("tensor", 1) * result.get("pipeline", 1)
-        data = max(gpus // (model_parallel * result.get("context", 1)), 1)
-        steps = result.pop("accumulation", None)
-        if "micro_batch" not in result and steps and "batch" in result:
-            result["micro_batch"] = max(result["batch"] // (steps * data), 1)
-        if "micro_batch" not in result:
-            why = self.assumed.get("micro_batch", (None, "sets no micro-batch"))[1]
-            raise InputError(f"{why}; type micro_batch=, samples per GPU and pass, such as micro_batch=1.")
-        share = result["micro_batch"] * data
-        if steps and result.setdefault("batch", share * steps) != share * steps and "batch" not in replacing:
-            raise InputError(
-                f"micro-batches of {result['micro_batch']} × {steps} accumulated × {data} replicas are a batch of "
-                f"{share * steps}, not {result['batch']}; make them equal."
-            )
-        result.setdefault("batch", share)
-        if gpus == model_parallel:  # Launch scripts often set ZeRO whatever the degrees; without replicas, it is idle.
-            result["zero"] = 0
-        return result
 
 
 class Emitter(Protocol):
@@ -157,25 +88,28 @@ def emitter_for(name: str, software: str) -> Emitter:
 
 def emitted(name: str, launch: PlannedLaunch) -> str:
     """Writes the plan in a format. Raises InputError if its software cannot read the format or run the plan."""
-    from synergy_core.planner.plan import NO_COMPRESSOR
-
-    form, plan, software = emitter_for(name, launch.software.name), launch.plan, launch.software.name
-    refuse(
-        name,
-        (plan.compressor != NO_COMPRESSOR, f"no setting of {software} compresses gradients by {plan.compressor}."),
-        (
-            plan.zero and plan.data * plan.context == 1,
-            f"zero={plan.zero} shards over replicas, but there is only one; fix zero=0.",
-        ),
-    )
+    form, software = emitter_for(name, launch.software.name), launch.software
+    if not _is_possible(launch):
+        raise InputError(
+            f"--emit {name}: {launch.plan.describe()} is no plan of {launch.model} under {software.name}; the command "
+            "plan lists those that are."
+        )
     return form.emit(launch)
 
 
-def refuse(name: str, *refusals: tuple[Any, str]) -> None:
-    """Raises InputError with the reason of the first (condition, reason) whose condition holds."""
-    for refused, reason in refusals:
-        if refused:
-            raise InputError(f"--emit {name}: {reason}")
+def _is_possible(launch: PlannedLaunch) -> bool:
+    """Whether `plan` could have found the plan: the software and the model have its degrees and options together."""
+    plan, software = launch.plan, launch.software
+    fixed = {name: int(getattr(plan, name)) for name in FIXABLE}
+    splits = {name for name in SPLITS if fixed[name] > 1}
+    tried: dict[str, Any] = {"micro_batches": [plan.micro_batch], "max_tensor": plan.tensor, "fixed": fixed}
+    if plan.compressor != NO_COMPRESSOR or plan.recompute not in software.kinds or splits - {*software.splits}:
+        return False
+    try:
+        same = candidates(launch.architecture.limits(), [plan.gpus], plan.global_batch, software, **tried)
+    except InputError:
+        return False
+    return len(with_options(same, fixed, software, software.kinds)[0]) > 0
 
 
 def stages(layers: int, plan: Plan) -> list[int]:
@@ -191,128 +125,3 @@ def stages(layers: int, plan: Plan) -> list[int]:
         if sizes[-2] < sizes[0]:
             sizes.insert(0, sizes.pop())
     return sizes
-
-
-def replicas(gpus: int, model_parallel: int, words: str) -> int:
-    """Number of replicas on `gpus` GPUs. words: the degrees of one replica. Raises InputError for a fraction."""
-    if gpus % model_parallel:
-        raise InputError(f"{words} = {model_parallel} GPUs for one replica, which does not divide gpus={gpus}.")
-    return gpus // model_parallel
-
-
-def accumulated(global_batch: int, data: int, micro_batch: int) -> int:
-    """Micro-batches per step on each replica. Raises InputError if that is not a whole number."""
-    if global_batch % (data * micro_batch):
-        raise InputError(
-            f"a batch of {global_batch} is not a multiple of {data} replicas × {micro_batch} per micro-batch; "
-            f"use {-(-global_batch // (data * micro_batch)) * data * micro_batch}."
-        )
-    return global_batch // (data * micro_batch)
-
-
-# What readers share: files of keys and values, and the options that are read or change neither time nor memory.
-
-
-def whole_plan(plan: Plan, software: str = "", not_modelled: tuple[str, ...] = (), **more: Any) -> Stated:
-    """What a file says that states every degree. more: further settings; those that are None are left out."""
-    degrees = {name: int(getattr(plan, name)) for name in FIXABLE}
-    stated = {key: value for key, value in more.items() if value is not None}
-    return Stated({**degrees, "batch": plan.global_batch, **stated}, software, not_modelled=not_modelled)
-
-
-def content_of(text: str) -> dict[str, Any]:
-    """The keys and values of a text in JSON or YAML; empty for any other text."""
-    import yaml  # type: ignore[import-untyped]
-
-    try:
-        found = json.loads(text)
-    except ValueError:
-        try:
-            found = yaml.safe_load(text)
-        except yaml.YAMLError:
-            found = None
-    return found if isinstance(found, dict) and all(isinstance(key, str) for key in found) else {}
-
-
-def flat(given: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields (`table.key`, value) for the values of nested mappings."""
-    for key, value in given.items():
-        if isinstance(value, Mapping):
-            yield from flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
-OFF: tuple[Any, ...] = (None, False, "", "no", "none", "false", [], 0)
-"""Values of options that are not in use."""
-
-
-def not_modelled(given: Mapping[str, Any], *lists: str, words: str = "{}: {}") -> tuple[str, ...]:
-    """The options in use that predictions leave out, as written.
-
-    lists: names of files in catalog/options/ with the options that need not be named: those that are read, those that
-    change neither time nor memory, and those that predictions assume; each a regular expression of `name` or
-    `name=value`, in lower case. words: how an option is written.
-    """
-    known = [each for name in lists for each in read_yaml(CATALOG / "options" / f"{name}.yaml")["known"]]
-    optimizers = rf"optim\w*(\.name|\.type)?=({'|'.join(each.words for each in OPTIMIZERS.values() if each.words)})"
-    patterns, result = re.compile("|".join((*known, optimizers))), []
-    for name, value in flat(given):
-        lower = name.lower()
-        used = (value.lower() if isinstance(value, str) else value) not in OFF
-        if used and not patterns.fullmatch(lower) and not patterns.fullmatch(f"{lower}={value}".lower()):
-            result.append(words.format(name, value))
-    return tuple(result)
-
-
-def table_in(given: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """A table of options; empty if it is missing. Raises InputError for anything else."""
-    value = given.get(key) or {}
-    if not isinstance(value, Mapping):
-        raise InputError(f"{key}: {value}; expected a table of options.")
-    return value
-
-
-def whole_in(given: Mapping[str, Any], key: str) -> int | None:
-    """A whole number from 1; None if it is missing or `auto`. Raises InputError for anything else."""
-    value = given.get(key)
-    if value in (None, "auto"):
-        return None
-    if isinstance(value, bool) or not str(value).isdecimal() or not int(value):
-        raise InputError(f"{key}: {value}; expected a whole number from 1, or auto.")
-    return int(value)
-
-
-def optimizer_in(given: Mapping[str, Any], key: str) -> dict[str, str]:
-    """The setting `optimizer` that an option states; empty for fp32 AdamW, the default, and for those not modelled."""
-    name = str(given.get(key, "")).lower()
-    named = (each for each, optimizer in OPTIMIZERS.items() if optimizer.words and re.fullmatch(optimizer.words, name))
-    found = next(named, "adamw")
-    return {} if found == "adamw" else {"optimizer": found}
-
-
-def file_beside(folder: Path, name: str) -> dict[str, Any]:
-    """The keys and values of a file that another file names, looked for from its folder upwards and by its bare name.
-
-    Raises InputError if there is none."""
-    places = [*(each / name for each in (folder, *folder.absolute().parents)), folder / Path(name).name]
-    path = next((each for each in places if each.is_file()), None)
-    if path is None:
-        raise InputError(f"names {name}, which is not there; put {Path(name).name} into {folder}.")
-    if not (content := content_of(path.read_text(encoding="utf-8", errors="replace"))):
-        raise InputError(f"names {path}, which is neither JSON nor YAML.")
-    return content
-
-
-def refuse_degrees(name: str, launch: PlannedLaunch) -> None:
-    """Raises InputError for plans that a form of plain or sharded data parallelism cannot say."""
-    plan, software = launch.plan, launch.software
-    split = next((each for each in ("tensor", "pipeline", "context", "expert") if getattr(plan, each) > 1), "")
-    refuse(
-        name,
-        (split, f"it only splits the batch; fix {split}=1."),
-        (plan.sequence, "it has no sequence parallelism; fix sequence=0."),
-        (plan.interleave > 1, "it has no pipeline stages; fix interleave=1."),
-        (plan.zero not in software.zeros, f"{software.name} has no ZeRO {plan.zero}; fix zero={software.zeros[-1]}."),
-        (plan.recompute not in software.kinds, f"{software.name} recomputes whole layers; fix recompute=0 or 2."),
-    )

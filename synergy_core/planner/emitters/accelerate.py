@@ -11,39 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from synergy_core.errors import InputError
-from synergy_core.planner.emitters import (
-    PlannedLaunch,
-    Stated,
-    content_of,
-    deepspeed,
-    file_beside,
-    not_modelled,
-    refuse_degrees,
-    table_in,
-    whole_in,
-)
+from synergy_core.planner.emitters import PlannedLaunch, deepspeed
+from synergy_core.planner.options import Options, Stated, content_of, file_beside
 from synergy_core.planner.plan import Recompute
 
 SUMMARY = "a configuration of accelerate launch (YAML)"
 SOFTWARE = ("accelerate-fsdp", *deepspeed.SOFTWARE, "fsdp-bf16", "fsdp")
-AGAIN = ("activation_checkpointing", "fsdp_activation_checkpointing")
-"""Names of FSDP's option that recomputes every layer."""
-_STRATEGIES = {
-    **{"full_shard": 3, "1": 3, "true": 3, "hybrid_shard": 3, "4": 3},
-    **{"shard_grad_op": 2, "2": 2, "false": 2, "hybrid_shard_zero2": 2, "5": 2},
-    **{"no_shard": 0, "3": 0},
-}
-"""ZeRO's stage by value of fsdp_sharding_strategy, or of fsdp_reshard_after_forward, its newer name."""
-_IN_NODES = ("hybrid_shard", "4", "hybrid_shard_zero2", "5")
-"""Values under which the processes of each machine share states out among them."""
 
 
 def emit(launch: PlannedLaunch) -> str:
-    """Writes the configuration. Raises InputError for plans that split more than the batch."""
+    """Writes the configuration."""
     import yaml  # type: ignore[import-untyped]
 
     plan, software = launch.plan, launch.software
-    refuse_degrees("accelerate", launch)
     content: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": "MULTI_GPU" if plan.gpus > 1 else "NO",
@@ -91,38 +71,37 @@ def recognises(text: str) -> bool:
 def read(text: str, gpus: int, folder: Path) -> Stated:
     """Reads a configuration, with the DeepSpeed file that it may name."""
     content = content_of(text)
-    kind, processes = str(content["distributed_type"]).upper(), whole_in(content, "num_processes")
+    options = Options(content, "accelerate")
+    kind, processes = str(content["distributed_type"]).upper(), options.whole("num_processes")
     if processes not in (None, gpus):
         raise InputError(f"num_processes: {processes} is not gpus={gpus}; type gpus={processes}, or change one.")
     precision = str(content.get("mixed_precision") or "no").lower()
-    precision = "no" if precision == "false" else precision
-    phrases = not_modelled(content, "accelerate")
-    steps = whole_in(content, "gradient_accumulation_steps")
+    settings = options.settings()
+    phrases = options.not_modelled()
     script: dict[str, tuple[int | None, str]] = {"micro_batch": (None, "the training script sets the micro-batch")}
     if kind == "DEEPSPEED":
-        table = table_in(content, "deepspeed_config")
-        if path := table.get("deepspeed_config_file"):
-            found = deepspeed.stated(file_beside(folder, path))
-            return Stated({}, not_modelled=phrases).joined(found)
-        steps = whole_in(table, "gradient_accumulation_steps") or steps
-        zero = {"stage": table.get("zero_stage", 2)}
-        zero |= {option: {"device": table.get(f"{option}_device")} for option in deepspeed.OFFLOADS.values()}
-        enabled = {precision: {"enabled": True}} if precision in ("bf16", "fp16") else {}
-        found = deepspeed.stated({"zero_optimization": zero, deepspeed.STEPS: steps, **enabled})
+        if path := options.get("deepspeed_config.deepspeed_config_file"):
+            return Stated({}, not_modelled=phrases).joined(deepspeed.stated(file_beside(folder, path)))
+        zero: dict[str, Any] = {"stage": options.get("deepspeed_config.zero_stage", 2)}
+        for option in deepspeed.OFFLOADS.values():
+            zero[option] = {"device": options.get(f"deepspeed_config.{option}_device")}
+        enabled = {name: {"enabled": precision == name} for name in ("bf16", "fp16")}
+        steps = {deepspeed.STEPS: settings.get("accumulation")}
+        found = deepspeed.stated({"zero_optimization": zero, **steps, **enabled})
         return Stated({}, assumed=script, not_modelled=phrases).joined(found)
     if kind not in ("FSDP", "MULTI_GPU", "NO", "FALSE"):
         raise InputError(f"distributed_type: {kind}; expected FSDP, DEEPSPEED, MULTI_GPU or NO.")
     if precision != "bf16":
         phrases += (f"mixed_precision: {precision}",)
-    machines = whole_in(content, "num_machines")
+    machines = options.whole("num_machines")
     found = (
-        fsdp(table_in(content, "fsdp_config"), on_node=gpus // machines if machines else 0)
+        fsdp(content.get("fsdp_config") or {}, on_node=gpus // machines if machines else 0)
         if kind == "FSDP"
         else Stated({"zero": 0}, SOFTWARE[0])
     )
-    settings = {"accumulation": steps} if steps else {}
-    one = {} if steps else {"batch": (None, "the training script accumulates micro-batches, and 1 is assumed")}
-    assumed = script | {"recompute": (None, deepspeed.RECOMPUTE)} | one
+    assumed = script | {"recompute": (None, deepspeed.RECOMPUTE)}
+    if not settings:
+        assumed["batch"] = (None, "the training script accumulates micro-batches, and 1 is assumed")
     return Stated(settings, assumed=assumed, not_modelled=phrases).joined(found)
 
 
@@ -130,21 +109,22 @@ def fsdp(table: Mapping[str, Any], strategy: str = "full_shard", *, offload: boo
     """What FSDP's options say, under their names with or without `fsdp_`. strategy, offload: unless the options do.
 
     on_node: processes on each machine, which share states out under HYBRID_SHARD; 0: unknown."""
-    options = {key.removeprefix("fsdp_"): value for key, value in table.items()}
+    options = Options({key.removeprefix("fsdp_"): value for key, value in table.items()}, "fsdp")
     chosen = options.get("sharding_strategy", options.get("reshard_after_forward", strategy))
-    if str(chosen).lower() not in _STRATEGIES:
+    word, stages = str(chosen).lower(), options.rules["stages"]
+    if word not in stages:
         known = "FULL_SHARD, SHARD_GRAD_OP, NO_SHARD or HYBRID_SHARD"
         raise InputError(f"fsdp_sharding_strategy: {chosen}; expected {known}, or true or false of version 2.")
-    settings: dict[str, Any] = {"zero": _STRATEGIES[str(chosen).lower()]}
+    settings: dict[str, Any] = {"zero": stages[word]}
     phrases: tuple[str, ...] = ()
     # Version 2 takes the words of version 1, but shards over all processes.
-    if on_node and str(chosen).lower() in _IN_NODES and str(options.get("version", 1)) == "1":
+    if on_node and word in options.rules["in_nodes"] and str(options.get("version", 1)) == "1":
         settings["shards"] = on_node
         options.pop("sharding_strategy", None)
     if options.pop("offload_params", offload) is True:
         is_whole = settings["zero"] == 3
         settings["offload"] = "optimizer,parameters" if is_whole else "optimizer"
         phrases = () if is_whole else ("fsdp_offload_params: True, beyond states and gradients",)
-    if any(table.get(name) for name in AGAIN):
+    if options.get("activation_checkpointing"):
         settings["recompute"] = Recompute.FULL.value
-    return Stated(settings, SOFTWARE[0], not_modelled=phrases + not_modelled(options, "fsdp", words="fsdp_{}: {}"))
+    return Stated(settings, SOFTWARE[0], not_modelled=phrases + options.not_modelled("fsdp_{}: {}"))

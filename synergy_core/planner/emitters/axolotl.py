@@ -1,4 +1,4 @@
-"""An Axolotl configuration (YAML), whose options are those of the Hugging Face Trainer under names of its own.
+"""An Axolotl configuration (YAML), whose options are those of the Hugging Face Trainer, some under names of its own.
 
 Names: axolotl-ai-cloud/axolotl, src/axolotl/utils/schemas.
 """
@@ -7,16 +7,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from synergy_core.planner.emitters import Stated, content_of, trainer
+from synergy_core.planner.emitters import trainer
+from synergy_core.planner.options import Stated, content_of
 
 SUMMARY = "an Axolotl configuration (YAML)"
 SOFTWARE = trainer.SOFTWARE
-_NAMES = {
-    "micro_batch_size": trainer.MICRO_BATCH,
-    "sequence_len": trainer.TOKENS,
-    "optimizer": "optim",
-}
-"""The Trainer's names of options by Axolotl's."""
 
 
 def recognises(text: str) -> bool:
@@ -27,7 +22,7 @@ def recognises(text: str) -> bool:
 
 def read(text: str, gpus: int, folder: Path) -> Stated:
     """Reads a configuration, with the DeepSpeed file that it may name."""
-    content = {_NAMES.get(key, key): value for key, value in content_of(text).items()}
+    content = content_of(text)
     if content.get("fsdp_config") and not content.get("fsdp"):
         content["fsdp"] = "full_shard"
-    return trainer.stated(content, gpus, folder, "axolotl", "trainer")
+    return trainer.stated(content, gpus, folder, "axolotl")

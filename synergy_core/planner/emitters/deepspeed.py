@@ -12,38 +12,24 @@ from pathlib import Path
 from typing import Any
 
 from synergy_core.errors import InputError
-from synergy_core.planner.emitters import (
-    PlannedLaunch,
-    Stated,
-    content_of,
-    not_modelled,
-    optimizer_in,
-    refuse_degrees,
-    table_in,
-    whole_in,
-)
+from synergy_core.planner.emitters import PlannedLaunch
 from synergy_core.planner.machine import GRADIENT_BYTES
+from synergy_core.planner.options import Options, Stated, content_of, rules
 
 SUMMARY = "a DeepSpeed configuration (JSON)"
 SOFTWARE = ("deepspeed", "deepspeed-fp16")
 RECOMPUTE = "the training script sets gradient checkpointing, so the search chooses it"
 MICRO_BATCH, STEPS, BATCH = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size"
-_LIMITS = {
-    "reduce_bucket_size": "bucket_elements",
-    "stage3_max_live_parameters": "live_elements",
-    "sub_group_size": "update_elements",
-}
-"""Fields of the software by the option of zero_optimization that sets them."""
 OFFLOADS = {"optimizer": "offload_optimizer", "parameters": "offload_param"}
 """The option of zero_optimization by the word of `offload=`."""
 
 
 def emit(launch: PlannedLaunch) -> str:
-    """Writes the configuration. Raises InputError for plans that split more than the batch."""
+    """Writes the configuration."""
     plan, software = launch.plan, launch.software
-    refuse_degrees("deepspeed", launch)
     zero: dict[str, Any] = {"stage": plan.zero, "overlap_comm": True, "contiguous_gradients": True}
-    zero |= {option: int(getattr(software, name)) for option, name in _LIMITS.items()}
+    for name, (option, *_) in rules("deepspeed")["limits"].items():
+        zero[option.removeprefix("zero_optimization.")] = int(getattr(software, name))
     for what, option in OFFLOADS.items():
         if what in software.offload:
             zero[option] = {"device": "nvme" if "nvme" in software.offload else "cpu", "pin_memory": True}
@@ -80,50 +66,47 @@ def read(text: str, gpus: int, folder: Path) -> Stated:
     return stated(content_of(text))
 
 
-def stated(content: Mapping[str, Any]) -> Stated:
-    """What a parsed configuration says. Raises InputError for a value that is neither a number nor `auto`."""
-    zero = table_in(content, "zero_optimization")
-    if zero.get("stage", 0) not in (0, 1, 2, 3):
-        raise InputError(f"zero_optimization.stage: {zero['stage']}; expected a number from 0 to 3.")
-    micro_batch, steps, batch = (whole_in(content, key) for key in (MICRO_BATCH, STEPS, BATCH))
-    if batch and MICRO_BATCH not in content and STEPS not in content:
-        steps = 1
-    settings: dict[str, Any] = {
-        "zero": int(zero.get("stage", 0)),
-        "micro_batch": micro_batch,
-        "accumulation": steps,
-        "batch": batch,
-    }
+def stated(content: Mapping[str, Any], precision: str | None = None) -> Stated:
+    """What a parsed configuration says. precision: what the Trainer puts in the place of `auto`; None: unknown.
+
+    Raises InputError for a value that is neither a number nor `auto`."""
+    options = Options(content, "deepspeed")
+    stage = options.pop("zero_optimization.stage", 0)
+    if stage not in (0, 1, 2, 3):
+        raise InputError(f"zero_optimization.stage: {stage}; expected a number from 0 to 3.")
+    settings = {"zero": int(stage), **options.settings()}
     assumed: dict[str, tuple[int | None, str]] = {"recompute": (None, RECOMPUTE)}
-    if micro_batch is None:
+    if "micro_batch" not in settings:
         assumed["micro_batch"] = (None, f"{MICRO_BATCH} is {content.get(MICRO_BATCH, 'missing')}")
-    settings |= optimizer_in(table_in(content, "optimizer"), "type")
-    if not steps and not batch:
+    if "batch" in settings and not {MICRO_BATCH, STEPS} & content.keys():
+        settings["accumulation"] = 1
+    if not {"accumulation", "batch"} & settings.keys():
         assumed["batch"] = (None, f"{STEPS} is not set, and 1 is assumed")
     changed: dict[str, Any] = {}
-    for option, name in _LIMITS.items():
-        value = zero.get(option, zero.get(option.removeprefix("stage3_")))
+    for name, limits in options.rules["limits"].items():
+        value = next((options[each] for each in limits if each in options), None)
         if isinstance(value, int | float):
             changed[name] = float(value or name == "update_elements")  # 0: parameters are updated one by one
         elif value == "auto" and name == "bucket_elements":
             changed[name] = _square_of_hidden
-    known = ("optimizer", "parameters") if zero.get("stage") == 3 else ("optimizer",)  # below 3, weights stay
-    devices = {what: table_in(zero, OFFLOADS[what]).get("device") for what in known}
-    devices |= {"optimizer": "cpu"} if zero.get("cpu_offload") is True else {}
+    known = ("optimizer", "parameters") if settings["zero"] == 3 else ("optimizer",)  # below 3, weights stay
+    devices = {what: options.get(f"zero_optimization.{OFFLOADS[what]}.device") for what in known}
+    devices |= {"optimizer": "cpu"} if options.get("zero_optimization.cpu_offload") is True else {}
     words = [what for what, device in devices.items() if device in ("cpu", "nvme")]
     is_on_drives = "nvme" in devices.values()
     if words:
         settings["offload"] = ",".join(["nvme"] * is_on_drives + words)
-    phrases = not_modelled(content, "deepspeed")
+    phrases = options.not_modelled()
     if is_on_drives and "cpu" in devices.values():
         phrases += ("devices of offload_optimizer and offload_param that differ (both are taken to be nvme)",)
-    if zero.get("overlap_comm") is False:
+    if options.get("zero_optimization.overlap_comm") is False:
         phrases += ("zero_optimization.overlap_comm: false",)
-    enabled = {name: table_in(content, name).get("enabled", False) for name in ("bf16", "bfloat16", "fp16")}
+    enabled = {name: options.get(f"{name}.enabled", False) for name in ("bf16", "bfloat16", "fp16")}
+    if precision is not None:
+        enabled = {name: precision == name if is_on == "auto" else is_on for name, is_on in enabled.items()}
     if not any(enabled.values()):
         phrases += ("fp32, because neither bf16 nor fp16 is enabled",)
     is_fp16 = enabled["fp16"] is True or (enabled["fp16"] == "auto" and not (enabled["bf16"] or enabled["bfloat16"]))
-    if table_in(content, "data_types").get("grad_accum_dtype") == "fp32" and not is_fp16:
+    if options.get("data_types.grad_accum_dtype") == "fp32" and not is_fp16:
         settings["gradients"] = "fp32"
-    given = {key: value for key, value in settings.items() if value is not None}
-    return Stated(given, "deepspeed-fp16" if is_fp16 else "deepspeed", changed, assumed, phrases)
+    return Stated(settings, "deepspeed-fp16" if is_fp16 else "deepspeed", changed, assumed, phrases)

@@ -7,41 +7,26 @@ layer.
 
 from __future__ import annotations
 
-import argparse
 import re
 import shlex
-from itertools import groupby, pairwise
+from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 
 from synergy_core.errors import InputError
-from synergy_core.planner.emitters import (
-    PlannedLaunch,
-    Stated,
-    accumulated,
-    not_modelled,
-    optimizer_in,
-    refuse,
-    replicas,
-    stages,
-    whole_plan,
-)
+from synergy_core.planner.emitters import PlannedLaunch, stages
 from synergy_core.planner.families import mixture, transformer
 from synergy_core.planner.machine import GRADIENT_BYTES
+from synergy_core.planner.options import Options, Stated, arguments_of, rules, whole_plan
 from synergy_core.planner.plan import Plan, Recompute
 
 SUMMARY = "arguments of Megatron-LM, one a line"
 SOFTWARE = ("megatron-core", "megatron-core-fp8", "megatron")
 _PRECISION_AWARE = "use-precision-aware-optimizer"
+_BLOCK = "recompute-num-layers"
 _MOMENTS = ("exp-avg-dtype", "exp-avg-sq-dtype")
-_OPTIMIZERS = {"fp32": {}, "bf16": {"optimizer": "adamw_bf16"}, "fp8": {"optimizer": "adamw8bit"}}
+_OPTIMIZERS = {"fp32": None, "bf16": "adamw_bf16", "fp8": "adamw8bit"}
 """The setting `optimizer` by the format of both moments (NVIDIA/Megatron-LM, megatron/training/arguments.py)."""
-_DEGREES = {
-    "tensor": "tensor-model-parallel-size",
-    "pipeline": "pipeline-model-parallel-size",
-    "micro_batch": "micro-batch-size",
-    "context": "context-parallel-size",
-    "expert": "expert-model-parallel-size",
-}
 _KINDS = {None: Recompute.NONE, "selective": Recompute.SELECTIVE, "full": Recompute.FULL}
 """Recomputation mode by value of --recompute-granularity, if there is no --recompute-modules."""
 CORE = "core_attn"
@@ -60,9 +45,26 @@ def emit(launch: PlannedLaunch) -> str:
     a, plan, precision = launch.architecture, launch.plan, launch.software.precision
     if not isinstance(a, transformer.Architecture) or not a.causal:
         raise InputError(f"--emit megatron: pretrain_gpt.py trains decoders; {launch.model} is not one.")
-    _check(plan, a)
-    old = plan.expert > 1 and not launch.software.whole_experts
-    refuse("megatron", (old, "only Megatron Core spreads experts; fix expert=1, or type software=megatron-core."))
+    mixed = a if isinstance(a, mixture.Architecture) and a.experts > 1 else None
+    refusals = (
+        (
+            mixed and plan.tensor > 1 and not plan.sequence,
+            "experts under tensor parallelism need sequence parallelism; fix sequence=1 or tensor=1.",
+        ),
+        (mixed and mixed.gshard_group, "Megatron-LM dispatches rows to experts, not groups by matrix products."),
+        (a.windowed, "layers with sliding-window attention cannot be written."),
+        (
+            plan.context > 1 and a.seq_len % (2 * plan.context),
+            f"{a.seq_len} tokens are not a multiple of 2 × context={plan.context}.",
+        ),
+        (
+            plan.expert > 1 and not launch.software.whole_experts,
+            "only Megatron Core spreads experts; fix expert=1, or type software=megatron-core.",
+        ),
+    )
+    for refused, reason in refusals:
+        if refused:
+            raise InputError(f"--emit megatron: {reason}")
     lines = _model(a, dispatcher="flex" if plan.expert > 1 and launch.software.sends_once else "alltoall")
     lines += {"bf16": ["--bf16"], "fp16": ["--fp16"], "fp8": ["--bf16", "--fp8-format hybrid"]}.get(precision, [])
     lines += ["--grad-reduce-in-bf16"] if launch.software.gradient_bytes == GRADIENT_BYTES["bf16"] else []
@@ -72,11 +74,10 @@ def emit(launch: PlannedLaunch) -> str:
         lines.append(f"--cpu-offloading-num-layers {offloaded}")
     lines += ["--cp-comm-type a2a"] if launch.software.cp_comm_type == "a2a" else []
     lines += [] if launch.software.dropout else ["--attention-dropout 0.0", "--hidden-dropout 0.0"]
-    for degree, name in _DEGREES.items():
-        if degree == "context":
-            lines.append(f"--global-batch-size {plan.global_batch}")
-        value = getattr(plan, degree)
-        lines += [f"--{name} {value}"] if value > 1 or degree not in ("context", "expert") else []
+    written = {**plan.as_dict(), "batch": plan.global_batch}
+    for setting, (name, *_) in rules("megatron")["settings"].items():
+        if setting in written and (written[setting] != 1 or setting not in ("context", "expert")):
+            lines.append(f"--{name} {written[setting]}")
     lines += ["--sequence-parallel"] if plan.sequence else []
     if launch.software.whole_experts and plan.expert > 1 and plan.tensor > 1:
         lines.append("--expert-tensor-parallel-size 1")
@@ -123,123 +124,71 @@ def recognises(text: str) -> bool:
 
 def read(text: str, gpus: int, folder: Path) -> Stated:
     """Reads the plan from arguments or a launch script."""
-    parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False, exit_on_error=False)
-    for degree, name in _DEGREES.items():
-        parser.add_argument(f"--{name}", dest=degree, type=_whole, default=1)
-    for name in (
-        *("global-batch-size", "num-layers", "expert-tensor-parallel-size", "seq-length"),
-        *("num-layers-per-virtual-pipeline-stage", "num-virtual-stages-per-pipeline-rank", "cpu-offloading-num-layers"),
-    ):
-        parser.add_argument(f"--{name}", type=_whole)
-    for name in ("pipeline-model-parallel-layout", "recompute-granularity", "fp8-format"):
-        parser.add_argument(f"--{name}")
-    parser.add_argument("--data-parallel-sharding-strategy", default="no_shard")
-    parser.add_argument("--recompute-modules", nargs="*", default=[])
-    for name in ("sequence-parallel", "use-distributed-optimizer", "use-megatron-fsdp", "recompute-activations"):
-        parser.add_argument(f"--{name}", action="store_true")
     try:
         words = shlex.split(_expanded(text).replace("\\\n", " "), comments=True)
-        # Unquoted, an array's elements are split again: DTYPE_ARGS=("--fp8-format hybrid").
-        words = [part for word in words for part in (word.split() if word.startswith("--") else [word])]
-        given, others = parser.parse_known_args(words)
-    except argparse.ArgumentError as error:
-        raise InputError(f"Megatron-LM's arguments: {error}.") from None
     except ValueError as error:
         raise InputError(f"is not a script ({error}).") from None
-    tensor, pipeline, context = given.tensor, given.pipeline, given.context
-    data = replicas(gpus, tensor * pipeline * context, f"tensor {tensor} × pipeline {pipeline} × context {context}")
-    granularity = "selective" if given.recompute_activations else given.recompute_granularity
+    # Unquoted, an array's elements are split again: DTYPE_ARGS=("--fp8-format hybrid").
+    return stated([part for word in words for part in (word.split() if word.startswith("--") else [word])], gpus)
+
+
+def stated(words: Sequence[str], gpus: int) -> Stated:
+    """What the words of a command line say."""
+    given = arguments_of(words)
+    modules = set(given.pop("recompute-modules", [])) - {CORE}
+    options = Options({name: values[0] if values else True for name, values in given.items()}, "megatron")
+    settings = options.settings()
+    granularity = options.pop("recompute-granularity", None)
+    granularity = "selective" if options.pop("recompute-activations", False) else granularity
     if granularity not in _KINDS:
         raise InputError(f"--recompute-granularity {granularity}: expected selective or full.")
     recompute = _KINDS[granularity]
-    if granularity == "selective" and (modules := set(given.recompute_modules) - {CORE}):
-        if modules - set(_MODULES):
-            asked = " ".join(given.recompute_modules)
-            raise InputError(f"--recompute-modules {asked}: expected some of {CORE}, {', '.join(_MODULES)}.")
+    if granularity == "selective" and modules:
+        if unknown_modules := modules - set(_MODULES):
+            wrong = " ".join(sorted(unknown_modules))
+            raise InputError(f"--recompute-modules {wrong}: expected some of {CORE}, {', '.join(_MODULES)}.")
         recompute = Recompute.MODULES
-    strategy, zero = given.data_parallel_sharding_strategy, int(given.use_distributed_optimizer)
-    if given.use_megatron_fsdp:
+    zero = int(bool(options.pop("use-distributed-optimizer", False)))
+    strategy = options.pop("data-parallel-sharding-strategy", _SHARDED[0])
+    if options.pop("use-megatron-fsdp", False):
         if strategy not in _SHARDED:
             raise InputError(f"--data-parallel-sharding-strategy {strategy}: expected {', '.join(_SHARDED)}.")
         zero = _SHARDED.index(strategy)
-    if given.expert > 1 and tensor > 1 and given.expert_tensor_parallel_size != 1:
+    split = options.whole("expert-tensor-parallel-size") or settings.get("tensor", 1)
+    if settings.get("expert", 1) > 1 and split > 1:
         raise InputError(
             "experts split over tensor-parallel ranks, Megatron-LM's default, are not planned; expected "
             "--expert-tensor-parallel-size 1."
         )
-    # Launch scripts often set ZeRO and sequence parallelism whatever the degrees; without ranks, they do nothing.
-    plan = Plan(
-        **{degree: getattr(given, degree) for degree in _DEGREES},
-        data=data,
-        interleave=_interleave(given),
-        accumulation=accumulated(given.global_batch_size or given.micro_batch * data, data, given.micro_batch),
-        zero=zero if data * context > 1 else 0,
-        recompute=recompute.value,
-        sequence=given.sequence_parallel and tensor > 1,
-    )
-    options: dict[str, str | bool] = {}
-    for word, after in pairwise([*others, ")"]):
-        if re.match(r"--\w[^()]*$", word):  # not a pattern of `case`
-            name, equals, value = word[2:].partition("=")
-            options[name] = value if equals else after == ")" or after.startswith("--") or after
-    reduced, again, layers = options.pop("grad-reduce-in-bf16", None), None, str(options.get("recompute-num-layers"))
-    if recompute == Recompute.FULL and options.get("recompute-method") == "block" and layers.isdecimal():
-        del options["recompute-method"], options["recompute-num-layers"]
-        again = int(layers) * pipeline * plan.interleave  # as many of each chunk
-        again = min(again, given.num_layers or again)
-    optimizer = optimizer_in(options, "optimizer")
+    layers, pipeline = options.whole("num-layers"), settings.get("pipeline", 1)
+    interleave = _interleave(options, layers, pipeline)
+    if recompute == Recompute.FULL and options.get("recompute-method") == "block" and _BLOCK in options:
+        del options["recompute-method"]
+        again = (options.whole(_BLOCK) or 1) * pipeline * interleave  # as many of each chunk
+        settings["recompute_layers"] = min(again, layers or again)
     first, second = (str(options.get(name, "fp32")) for name in _MOMENTS)
-    if _PRECISION_AWARE in options and not optimizer and first == second and first in _OPTIMIZERS:
-        options = {name: value for name, value in options.items() if name not in (*_MOMENTS, _PRECISION_AWARE)}
-        optimizer = _OPTIMIZERS[first]
+    if _PRECISION_AWARE in options and "optimizer" not in settings and first == second and first in _OPTIMIZERS:
+        for name in (*_MOMENTS, _PRECISION_AWARE):
+            options.pop(name, None)
+        settings["optimizer"] = _OPTIMIZERS[first]
     of_all = str(options.get("optimizer-offload-fraction", 1)) in ("1", "1.0")
-    offload = ["activations"] if given.cpu_offloading_num_layers else []
+    offloaded = options.whole("cpu-offloading-num-layers")
+    offload = ["activations"] if offloaded else []
     if "optimizer-cpu-offload" in options and of_all:
         del options["optimizer-cpu-offload"]
         options.pop("optimizer-offload-fraction", None)
         offload.append("optimizer")
-    return whole_plan(
-        plan,
-        "megatron-core-fp8" if given.fp8_format else "",
-        tuple(each.removesuffix(" True") for each in not_modelled(options, "megatron", words="--{} {}")),
-        seq_len=given.seq_length,
-        gradients="bf16" if reduced else None,
-        recompute_layers=again,
-        offload=",".join(offload) or None,
-        offload_layers=given.cpu_offloading_num_layers,
-        cp_comm_type="a2a" if options.get("cp-comm-type") == "a2a" else None,
-        **optimizer,
-    )
-
-
-def _check(plan: Plan, a: transformer.Architecture) -> None:
-    """Raises InputError for plans and models that Megatron-LM refuses when it starts."""
-    mixed = a if isinstance(a, mixture.Architecture) else None
-    sparse = mixed is not None and mixed.experts > 1
-    refuse(
-        "megatron",
-        (
-            plan.recompute == Recompute.OPERATORS,
-            "Megatron-LM recomputes modules or whole layers, not every second product; fix recompute=0, 1, 2 or 4.",
-        ),
-        (
-            plan.interleave > 1 and (plan.pipeline == 1 or plan.accumulation % plan.pipeline),
-            f"interleaved stages need at least 2 stages and a number of micro-batches ({plan.accumulation}) that is a "
-            f"multiple of the {plan.pipeline} stages; fix interleave=1.",
-        ),
-        (plan.zero >= 2 and plan.pipeline > 1, "its FSDP does not support pipeline stages; fix zero=1 or pipeline=1."),
-        (plan.sequence and plan.tensor == 1, "Megatron-LM has sequence parallelism only with tensor parallelism."),
-        (
-            sparse and plan.tensor > 1 and not plan.sequence,
-            "experts under tensor parallelism need sequence parallelism; fix sequence=1 or tensor=1.",
-        ),
-        (plan.expert > 1 and not sparse, f"expert={plan.expert}, but the model has no experts."),
-        (mixed and mixed.gshard_group, "Megatron-LM dispatches rows to experts, not groups by matrix products."),
-        (a.windowed, "layers with sliding-window attention cannot be written."),
-        (
-            a.seq_len % (2 * plan.context) and plan.context > 1,
-            f"{a.seq_len} tokens are not a multiple of 2 × context={plan.context}.",
-        ),
+    settings |= {"offload": ",".join(offload)} if offload else {}
+    settings |= {"offload_layers": offloaded} if offloaded else {}
+    if options.get("cp-comm-type") == "a2a":
+        settings["cp_comm_type"] = "a2a"
+    if options.pop("grad-reduce-in-bf16", False):
+        settings["gradients"] = "bf16"
+    sequence, is_fp8 = (bool(options.pop(name, False)) for name in ("sequence-parallel", "fp8-format"))
+    return Stated(
+        whole_plan(gpus, **settings, interleave=interleave, zero=zero, recompute=recompute.value, sequence=sequence),
+        "megatron-core-fp8" if is_fp8 else "",
+        not_modelled=tuple(each.removesuffix(" True") for each in options.not_modelled("--{} {}")),
     )
 
 
@@ -259,17 +208,13 @@ def _modules(a: transformer.Architecture) -> list[str]:
 
 def _model(a: transformer.Architecture, *, dispatcher: str) -> list[str]:
     """Arguments for the model's sizes. dispatcher: how tokens get to experts: `alltoall`, or `flex` with DeepEP."""
-    lines = [
-        f"--num-layers {a.layers}",
-        f"--hidden-size {a.hidden}",
-        f"--ffn-hidden-size {a.ffn}",
-        f"--num-attention-heads {a.heads}",
-        f"--seq-length {a.seq_len}",
-        f"--max-position-embeddings {a.seq_len}",
-        f"--vocab-size {a.vocab}",
-        f"--make-vocab-size-divisible-by {VOCABULARY_UNIT}",
-        f"--position-embedding-type {'learned_absolute' if a.learned_positions else 'rope'}",
-    ]
+    sizes = rules("megatron")["sizes"]
+
+    def written(kind: str) -> list[str]:
+        return [f"--{name} {int(value)}" for name, field in sizes[kind].items() if (value := getattr(a, field))]
+
+    lines = [*written("all"), f"--make-vocab-size-divisible-by {VOCABULARY_UNIT}"]
+    lines.append(f"--position-embedding-type {'learned_absolute' if a.learned_positions else 'rope'}")
     if int(a.groups) != a.heads:
         lines += ["--group-query-attention", f"--num-query-groups {int(a.groups)}"]
     lines += ["--swiglu"] if a.gated else []
@@ -281,7 +226,7 @@ def _model(a: transformer.Architecture, *, dispatcher: str) -> list[str]:
     if a.head_width and not latent:
         lines.append(f"--kv-channels {a.head_width}")
     if isinstance(a, mixture.Architecture) and a.experts > 1:
-        lines += [f"--num-experts {a.experts}", f"--moe-router-topk {a.topk}", f"--moe-ffn-hidden-size {a.expert_ffn}"]
+        lines += written("experts")
         if a.expert_groups > 1:
             lines.append(f"--moe-router-num-groups {a.expert_groups} --moe-router-group-topk {a.groups_per_token}")
         lines += ["--moe-grouped-gemm", f"--moe-token-dispatcher-type {dispatcher}"]
@@ -295,40 +240,32 @@ def _model(a: transformer.Architecture, *, dispatcher: str) -> list[str]:
         if a.capacity:
             lines.append(f"--moe-expert-capacity-factor {a.capacity:g}")
     if isinstance(a, mixture.Architecture) and a.key_value_rank:
-        lines += [
-            "--multi-latent-attention",
-            *([f"--q-lora-rank {a.query_rank}"] if a.query_rank else []),
-            f"--kv-lora-rank {a.key_value_rank}",
-            f"--qk-head-dim {int(a.width)}",
-            f"--qk-pos-emb-head-dim {a.rotary_width}",
-            f"--v-head-dim {a.value_width}",
-        ]
+        lines += ["--multi-latent-attention", *written("latent")]
     return lines
 
 
-def _interleave(given: argparse.Namespace) -> int:
-    """Stages per GPU, from any of the three arguments that set the number. Raises InputError for a fraction."""
-    pipeline = given.pipeline
-    if given.pipeline_model_parallel_layout is not None:
-        layout = given.pipeline_model_parallel_layout
-        parts = layout.count("|") + 1
-        if re.search(r"[()]", layout) or parts % pipeline:
+def _interleave(options: Options, layers: int | None, pipeline: int) -> int:
+    """Takes the stages per GPU from any of the arguments that set the number. Raises InputError for a fraction."""
+    layout = options.pop("pipeline-model-parallel-layout", None)
+    stages_each, layers_each = map(
+        options.whole, ("num-virtual-stages-per-pipeline-rank", "num-layers-per-virtual-pipeline-stage")
+    )
+    if layout is not None:
+        parts = str(layout).count("|") + 1
+        if re.search(r"[()]", str(layout)) or parts % pipeline:
             raise InputError(
                 f"--pipeline-model-parallel-layout {layout}: expected stages without brackets, a multiple of "
                 f"{pipeline} of them."
             )
-        return int(parts // pipeline)
-    if given.num_virtual_stages_per_pipeline_rank is not None:
-        return int(given.num_virtual_stages_per_pipeline_rank)
-    each = given.num_layers_per_virtual_pipeline_stage
-    if each is None:
-        return 1
-    if given.num_layers is None or given.num_layers % (pipeline * each):
-        raise InputError(
-            f"--num-layers-per-virtual-pipeline-stage {each}: expected a --num-layers that is a multiple of "
-            f"{pipeline} × {each}."
-        )
-    return int(given.num_layers // (pipeline * each))
+        return parts // pipeline
+    if stages_each is None and layers_each is not None:
+        if layers is None or layers % (pipeline * layers_each):
+            raise InputError(
+                f"--num-layers-per-virtual-pipeline-stage {layers_each}: expected a --num-layers that is a multiple of "
+                f"{pipeline} × {layers_each}."
+            )
+        return layers // (pipeline * layers_each)
+    return stages_each or 1
 
 
 def _expanded(script: str) -> str:
@@ -339,9 +276,3 @@ def _expanded(script: str) -> str:
     assigned = r"^\s*(?:export\s+)?(\w+)=(?:\$\{\w+:-)?[\"']?([^\s\"'()$}]+)"
     values = dict(re.findall(assigned, script, re.MULTILINE))
     return re.sub(r"\$\{?(\w+)(?::-([^}\n]*))?\}?", lambda found: values.get(found[1]) or found[2] or found[0], script)
-
-
-def _whole(text: str) -> int:
-    if not (text.isdecimal() and int(text)):
-        raise argparse.ArgumentTypeError(f"{text}; expected a whole number from 1")
-    return int(text)

@@ -18,18 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from synergy_core.errors import InputError
-from synergy_core.planner.emitters import (
-    PlannedLaunch,
-    Stated,
-    accumulated,
-    not_modelled,
-    optimizer_in,
-    refuse,
-    stages,
-    whole_plan,
-)
+from synergy_core.planner.emitters import PlannedLaunch, stages
 from synergy_core.planner.families import transformer
-from synergy_core.planner.plan import Plan, Recompute
+from synergy_core.planner.options import Options, Stated, whole_plan
+from synergy_core.planner.plan import Recompute
 
 SUMMARY = "tables of a torchtitan TOML (0.1 to 0.2)"
 SOFTWARE = ("torchtitan", "torchtitan-fp8")
@@ -39,6 +31,8 @@ _RECOMPUTES = {
     Recompute.FULL: {"mode": "full"},
     Recompute.OPERATORS: {"mode": "selective", "selective_ac_option": "op"},
 }
+_SHARDS = "parallelism.data_parallel_shard_degree"
+_COPIES = "parallelism.data_parallel_replicate_degree"
 Tables = dict[str, dict[str, Any]]
 
 
@@ -64,7 +58,6 @@ def tables(launch: PlannedLaunch) -> Tables:
     a, plan = launch.architecture, launch.plan
     if not isinstance(a, transformer.Architecture) or not a.causal:
         raise InputError(f"--emit torchtitan: torchtitan trains decoders; {launch.model} is not one.")
-    _check(plan)
     shards = max(math.gcd(plan.data * plan.context, launch.software.shard_ranks) // plan.context, 1) if plan.zero else 1
     share = plan.micro_batch * (plan.accumulation if plan.pipeline > 1 else 1)
     parallelism: dict[str, Any] = {
@@ -107,109 +100,60 @@ def read(text: str, gpus: int, folder: Path) -> Stated:
     return plan_of(content, gpus)
 
 
-def plan_of(content: Mapping[str, Mapping[str, Any]], gpus: int) -> Stated:
+def plan_of(content: Mapping[str, Any], gpus: int) -> Stated:
     """Reads the plan in parsed tables. Raises InputError if the plan is not for this number of GPUs."""
-    for name in ("training", "parallelism", "activation_checkpoint", "compile", "model", "optimizer"):
-        if not isinstance(content.get(name, {}), Mapping):
-            raise InputError(f"{name} = {content[name]}: expected a table, [{name}].")
-    given = content.get("parallelism", {})
-
-    def number(table: str, name: str, default: int) -> int:
-        value = content.get(table, {}).get(name, default)
-        if type(value) is not int or (value < 1 and (value, default) != (-1, -1)):
-            raise InputError(f"{table}.{name} = {value}: expected a whole number of at least 1.")
-        return value
-
-    def degree(name: str, default: int = 1) -> int:
-        return number("parallelism", name, default)
-
-    tensor, pipeline, context = (degree(f"{each}_parallel_degree") for each in ("tensor", "pipeline", "context"))
-    copies, shards = degree("data_parallel_replicate_degree"), degree("data_parallel_shard_degree", -1)
-    if shards == -1:
-        shards = max(gpus // (copies * tensor * pipeline * context), 1)
-    data = copies * shards
-    if data * tensor * pipeline * context != gpus:
+    options = Options(content, "torchtitan")
+    for name in (_SHARDS, "training.global_batch_size"):
+        if options.get(name) == -1:
+            options[name] = "auto"
+    settings = options.settings()
+    copies, shards, expert_tensor = map(options.whole, (_COPIES, _SHARDS, "parallelism.expert_tensor_parallel_degree"))
+    share = options.whole("training.local_batch_size") or 8
+    stage_batch = options.whole("parallelism.pipeline_parallel_microbatch_size") or 1
+    tensor, pipeline, context = (settings.get(name, 1) for name in ("tensor", "pipeline", "context"))
+    copies = copies or 1
+    shards = shards or max(gpus // (copies * tensor * pipeline * context), 1)
+    if (product := copies * shards * tensor * pipeline * context) != gpus:
         raise InputError(
             f"replicate {copies} × shard {shards} × tensor {tensor} × pipeline {pipeline} × context {context} = "
-            f"{data * tensor * pipeline * context} GPUs, not gpus={gpus}."
+            f"{product} GPUs, not gpus={gpus}."
         )
-    expert = degree("expert_parallel_degree")
-    if expert > 1 and degree("expert_tensor_parallel_degree") != tensor:
+    if settings.get("expert", 1) > 1 and (expert_tensor or 1) != tensor:
         raise InputError(
             "whole experts on tensor-parallel ranks, torchtitan's default, are not planned; expected "
             f"expert_tensor_parallel_degree = {tensor}."
         )
-    share, batch = number("training", "local_batch_size", 8), number("training", "global_batch_size", -1)
-    micro_batch = degree("pipeline_parallel_microbatch_size") if pipeline > 1 else share
-    parts = given.get("module_fqns_per_model_part")
-    plan = Plan(
-        tensor=tensor,
-        pipeline=pipeline,
-        context=context,
-        data=data,
-        expert=expert,
-        interleave=len(parts) // pipeline if parts and pipeline > 1 else 1,
-        micro_batch=micro_batch,
-        accumulation=accumulated(batch if batch > 0 else share * data, data, micro_batch),
-        zero=_zero(given, shards * context, pipeline),
-        recompute=_recompute(content.get("activation_checkpoint", {})).value,
-        sequence=tensor > 1,
-    )
-    in_groups = shards * context if copies > 1 and plan.zero else None  # HSDP
-    phrases = not_modelled(content, "torchtitan")
-    if content.get("compile", {}).get("enable") is not True:
+    parts = options.get("parallelism.module_fqns_per_model_part")
+    zero = _zero(options, shards * context, pipeline)
+    phrases = options.not_modelled()
+    if options.get("compile.enable") is not True:
         phrases += ("[compile] enable is not true",)
-    is_fp8 = "float8" in str(content.get("model", {}).get("converters"))
-    software, tokens = "torchtitan-fp8" if is_fp8 else "", number("training", "seq_len", 2048)
-    return whole_plan(
-        plan, software, phrases, seq_len=tokens, shards=in_groups, **optimizer_in(content.get("optimizer", {}), "name")
+    plan = whole_plan(
+        gpus,
+        **{"seq_len": 2048, "batch": share * copies * shards, **settings},
+        micro_batch=stage_batch if pipeline > 1 else share,
+        interleave=len(parts) // pipeline if parts and pipeline > 1 else 1,
+        zero=zero,
+        recompute=_recompute(options).value,
+        sequence=tensor > 1,
+        shards=shards * context if copies > 1 and zero else None,  # HSDP
     )
+    is_fp8 = "float8" in str(options.get("model.converters"))
+    return Stated(plan, "torchtitan-fp8" if is_fp8 else "", not_modelled=phrases)
 
 
-def _check(plan: Plan) -> None:
-    """Raises InputError for plans for which torchtitan has no setting."""
-    refuse(
-        "torchtitan",
-        (plan.zero == 1, "torchtitan never shards the optimizer without the gradients; fix zero=2 or 3."),
-        (
-            plan.zero == 0 and plan.data > 1 and (plan.gpus > plan.data or plan.expert > 1),
-            "torchtitan's DDP supports no other parallelism; fix zero=3, or data=1.",
-        ),
-        (
-            plan.zero == 0 and plan.context > 1,
-            "torchtitan always shards over context-parallel ranks; fix zero=3, or context=1.",
-        ),
-        (
-            plan.recompute not in _RECOMPUTES,
-            "torchtitan recomputes whole layers or every second product, not attention alone or single modules; "
-            "fix recompute=0, 2 or 3.",
-        ),
-        (
-            (plan.tensor > 1) != plan.sequence,
-            f"torchtitan always splits the sequence with tensor parallelism; fix sequence={int(plan.tensor > 1)}.",
-        ),
-        (
-            plan.interleave > 1 and (plan.pipeline == 1 or plan.accumulation % plan.pipeline),
-            f"torchtitan's interleaved schedule needs a multiple of {plan.pipeline} micro-batches; fix interleave=1.",
-        ),
-    )
-
-
-def _zero(given: Mapping[str, Any], shards: int, pipeline: int) -> int:
+def _zero(options: Options, shards: int, pipeline: int) -> int:
     """ZeRO's stage. By default torchtitan gathers weights again for the backward pass, except with pipeline stages."""
-    if shards == 1:
-        return 0
-    policy = given.get("fsdp_reshard_after_forward", "default")
-    if policy == "default":
-        policy = "never" if pipeline > 1 else "always"
-    stages_by_policy = {name: stage for stage, name in _RESHARDS.items()}
-    if policy not in stages_by_policy:
+    policy = options.get("parallelism.fsdp_reshard_after_forward", "default")
+    stages_by_policy = {"default": 2 if pipeline > 1 else 3, **{name: stage for stage, name in _RESHARDS.items()}}
+    if shards > 1 and policy not in stages_by_policy:
         raise InputError(f"parallelism.fsdp_reshard_after_forward = {policy}: expected default, always or never.")
-    return stages_by_policy[policy]
+    return stages_by_policy[policy] if shards > 1 else 0
 
 
-def _recompute(given: Mapping[str, Any]) -> Recompute:
-    mode, option = given.get("mode", "selective"), str(given.get("selective_ac_option", "2"))
+def _recompute(options: Options) -> Recompute:
+    mode = options.get("activation_checkpoint.mode", "selective")
+    option = str(options.get("activation_checkpoint.selective_ac_option", "2"))
     for kind, settings in _RECOMPUTES.items():
         if settings["mode"] == mode and (mode != "selective" or option == "op"):
             return kind

@@ -12,13 +12,14 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from synergy_core.errors import InputError
-from synergy_core.planner.emitters import PlannedLaunch, Stated, megatron, torchtitan
+from synergy_core.planner.emitters import PlannedLaunch, megatron, torchtitan
+from synergy_core.planner.options import Stated, arguments_of, content_of
 
 SUMMARY = "a patch of a Kubeflow TrainJob (YAML)"
 SOFTWARE = (*megatron.SOFTWARE, *torchtitan.SOFTWARE)
@@ -62,13 +63,10 @@ def recognises(text: str) -> bool:
 
 def read(text: str, gpus: int, folder: Path) -> Stated:
     """Reads the plan of a whole TrainJob or a patch."""
-    import yaml
-
-    try:
-        content = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise InputError(f"is not YAML ({getattr(error, 'problem', None) or error}).") from None
-    spec = content.get("spec") if isinstance(content, dict) else None
+    content = content_of(text)
+    if not content:
+        raise InputError("is not YAML of keys and values.")
+    spec = content.get("spec")
     trainer = spec.get("trainer") if isinstance(spec, dict) else None
     if not isinstance(trainer, dict):
         raise InputError("has no spec.trainer; expected a TrainJob of trainer.kubeflow.org/v1alpha1.")
@@ -100,19 +98,15 @@ def _arguments(launch: PlannedLaunch) -> list[str]:
     return result
 
 
-def _tables(arguments: list[str]) -> Mapping[str, Mapping[str, Any]]:
-    """Reads torchtitan's tables from `--table.key value`, `--table.key=value` and `--table.key value value`."""
-    result: dict[str, dict[str, Any]] = {}
-    starts = [at for at, word in enumerate(arguments) if word.startswith("--")]
-    for start, stop in zip(starts, [*starts[1:], len(arguments)], strict=True):
-        name, equals, value = arguments[start][2:].partition("=")
-        values = [value] if equals else arguments[start + 1 : stop]
-        table, _, key = name.replace("-", "_").partition(".")
-        if key == "module_fqns_per_model_part":
-            result.setdefault(table, {})[key] = [each.split(",") for each in values]
-        elif key and values:
-            read: Any = values[0]
+def _tables(words: Sequence[str]) -> dict[str, Any]:
+    """Reads torchtitan's options from `--table.key value`, `--table.key=value` and `--table.key value value`."""
+    result: dict[str, Any] = {}
+    for name, values in arguments_of(words).items():
+        option = name.replace("-", "_")
+        if option == "parallelism.module_fqns_per_model_part":
+            result[option] = [each.split(",") for each in values]
+        elif values:
+            result[option] = values[0]
             with suppress(ValueError):  # A value that is not JSON is a plain word.
-                read = json.loads(values[0])
-            result.setdefault(table, {})[key] = read
+                result[option] = json.loads(values[0])
     return result

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from synergy_core.planner.emitters import PlannedLaunch, Stated, whole_plan
-from synergy_core.planner.plan import Plan
+from synergy_core.planner.emitters import PlannedLaunch
+from synergy_core.planner.options import Stated, whole_plan
 
 SUMMARY = "words of Lathe's"
 SOFTWARE = ("lathe",)
@@ -25,8 +25,8 @@ def recognises(text: str) -> bool:
 def read(text: str, gpus: int, folder: Path) -> Stated:
     """The plan of three numbers."""
     tensor, micro_batch, accumulation = map(int, text.split()[1:])
-    plan = Plan(tensor=tensor, data=gpus // tensor, micro_batch=micro_batch, accumulation=accumulation)
-    return whole_plan(plan)
+    batch = gpus // tensor * micro_batch * accumulation
+    return Stated(whole_plan(gpus, tensor=tensor, micro_batch=micro_batch, batch=batch))
 
 
 def beside(launch: PlannedLaunch) -> str:
