@@ -116,6 +116,8 @@ def run(chosen: argparse.Namespace) -> int:
         if (size := float(getattr(fit.needs, part)[0]) / GIB) > 0.005 * needed
     ]
     print(table(("", "memory", ""), rows))
+    if fit.needs.host[0]:
+        print(f"  offloaded: {host_memory(fit.needs, machine)}")
     for phrase in answer.memory_band.extrapolated:
         print(f"  extrapolated, so the interval is wider: {phrase}")
     for note in found.notes:
