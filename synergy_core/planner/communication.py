@@ -244,8 +244,8 @@ def replica_exchange_s(
     def exposed(seconds: Floats, hidden_s: Floats) -> Floats:
         """Seconds (plans,) that do not overlap with hidden_s of computation.
 
-        The fraction data_exposed of what whole nodes take never overlaps. It is the cost of copies to and from buffers
-        and of slower computation beside them, and per byte it does not grow if ranks share fewer network cards.
+        The fraction data_exposed of what whole nodes take never overlaps. Of weights that are gathered, it is the cost
+        of copies and of slower computation beside them: per byte it does not grow if ranks share fewer network cards.
         """
         here, whole_nodes = seconds
         share = c.data_exposed * np.minimum(whole_nodes / np.maximum(here, 1e-12), 1.0)
@@ -259,7 +259,8 @@ def replica_exchange_s(
     split = np.maximum(gradients_s(of_all, all_gather_s, gradients), summed)
     split = split + of_all(all_gather_s, dense * software.weight_bytes)
     own = gradients_s(of_experts, all_reduce_s, expert * software.gradient_bytes)
-    once = exposed(np.where(plans.zero >= 1, split, whole) + own, backward_s)
+    at_once = np.where(plans.zero >= 1, split, whole) + own
+    once = exposed(at_once[[0, 0]], backward_s)
     count = np.asarray(work.layer_count, float)
     layers = np.maximum(np.ceil(count / plans.pipeline), 1.0)
     unit, own_unit = (

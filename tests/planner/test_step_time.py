@@ -273,14 +273,13 @@ def test_experts_are_gathered_too_and_what_hides_behind_computation_costs_nothin
     assert timed(work, Plan(data=16), constants=hiding).data_s[0] < 1e-6 * timed(work, Plan(data=16)).data_s[0]
 
 
-def test_what_never_overlaps_costs_no_more_if_replicas_have_one_network_card_each():
-    """Megatron-LM's weak scaling (2020): as many bytes cost as much under tensor parallelism of 1, 2 and 4."""
+def test_what_never_overlaps_of_gathered_weights_costs_no_more_if_ranks_have_one_network_card_each():
     work, hiding = traffic(1000, parameters=1e6), replace(PLAIN, data_overlap=1.0, data_exposed=0.5)
-    whole_nodes, one_card = timed(work, Plan(data=16), Plan(tensor=8, data=16), constants=hiding).data_s
-    assert one_card == pytest.approx(whole_nodes)
-    shown = timed(work, Plan(data=16), Plan(tensor=8, data=16)).data_s  # of which nothing overlaps
+    whole_nodes, one_card = timed(work, Plan(data=16, zero=3), Plan(tensor=8, data=16, zero=3), constants=hiding).data_s
+    assert one_card == pytest.approx(whole_nodes, rel=0.05)  # but for the first layer, which nothing hides
+    shown = timed(work, Plan(data=16, zero=3), Plan(tensor=8, data=16, zero=3)).data_s  # nothing overlaps
     assert shown[1] > 4 * shown[0]
-    assert shown[0] == pytest.approx(2 * whole_nodes)
+    assert shown[0] == pytest.approx(2 * whole_nodes, rel=0.05)
 
 
 @pytest.mark.parametrize("name", ["gpt-175b", "llama-3-8b", "mixtral-8x7b", "resnet-50"])
