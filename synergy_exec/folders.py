@@ -209,7 +209,7 @@ def find_job(folder: Path, wanted: str) -> FoundJob:
     last = max(found, key=lambda each: max((path.stat().st_mtime for path in each.folder.iterdir()), default=0.0))
     if len(same := [each for each in found if each.work == last.work]) > 1:
         numbers = ", ".join(str(each.number) for each in same)
-        raise InputError(f"{len(same)} jobs are called {wanted} in {last.work}; take a number: {numbers}.")
+        raise InputError(f"{len(same)} jobs are named {wanted} in {last.work}; give one of their numbers: {numbers}.")
     if len(found) > 1:
         print(f"{last.work}: the newest of {len(found)} jobs {wanted}; --dir RUN.work takes another", file=sys.stderr)
     return last

@@ -28,33 +28,38 @@ class Message:
 
 @dataclass(frozen=True, kw_only=True)
 class OfRun(Message):
-    """The base class of messages about a run. Without slots, because `Launch` has a second base class."""
+    """The base class of messages about a run. It has no `__slots__`, because `Launch` has a second base class."""
 
     run: int
+    """Number of the run; every start of a job is a new run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OfProgress(OfRun):
-    """The base class of messages about a job's progress: totals of all its runs."""
+    """The base class of messages about a job's progress. The totals are over all its runs."""
 
     step: int
+    """Number of steps done."""
     samples: int
+    """Number of samples trained on; 0 for a command."""
     work: float
+    """Work done, in the unit of the job file's `work`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OfCause(OfRun):
-    """The base class of messages about a failure: what is known of its cause.
-
-    out_of_memory, unused: the controller can remedy these by a smaller micro-batch or `Launch.unused`. broken_device:
-    the device reports a hardware error. hung: no step was trained or reported for too long. exit_code: of a command.
-    """
+    """The base class of messages about a failure, with its known causes."""
 
     out_of_memory: bool = False
+    """Whether memory ran out. The controller then uses a smaller micro-batch."""
     unused: bool = False
+    """Whether some parameters had no part in the loss of a step. The controller then sets `Launch.unused`."""
     broken_device: bool = False
+    """Whether the device reports a hardware error."""
     hung: bool = False
+    """Whether no step was trained or reported for too long."""
     exit_code: int = 0
+    """Exit code of a command; 0 if a signal ended it, and for a class."""
 
 
 # Controller → agent
@@ -62,65 +67,75 @@ class OfCause(OfRun):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reserve(OfRun):
-    """Listen for the store at which a run's ranks on several nodes meet. The answer is `Reserved`.
+    """Listen for the store at which a run's ranks meet. The answer is `Reserved`.
 
-    ports: take the first of these that is or becomes free, such as 29500-29599; "" for any. opens_port: if False,
-    nothing listens and `Reserved` comes at once. The round trip lets the controller hear of ended runs, and drop this
-    one, before it is launched.
+    The round trip lets the controller hear of ended runs, and drop this one, before it is launched.
     """
 
     ports: str
+    """Range of ports, such as 29500-29599; the agent takes the first that is or becomes free. "" for any free port."""
     opens_port: bool = True
+    """Whether the agent listens on a port. If not, `Reserved` comes at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch(OfRun, RunSettings):
-    """Start this node's workers of a run.
-
-    plan: its degrees are fixed for the run. Its compressor is for gradients between replicas, such as `q4`, with
-    exceptions by layer after commas: `q4,token.weight=none,layers.*=powersgd-4`. (In the controller it is the name of
-    an offer of the core, such as `layerwise-q4`.)
-
-    file: the job file. A command has one process per node, and this is node `node_rank` of `nodes`; its `directory` is
-    absolute. restarts: how often it was started before. grace_s: seconds to save when the run is stopped.
-    slots: the run's slots on this node; ranks first_rank … use them in order. store_host, store_port: where ranks on
-    several nodes meet; the agent that reserved the port listens on it. "" and 0 if all ranks are on this node: its
-    agent gives them a store that no other user can open.
-    folder: the job's folder, on a file system that all nodes share. job_uuid: written in its checkpoints. saved_step:
-    step of its last known checkpoint, without which the run refuses to train; 0 for none. noise: whether to estimate
-    the gradient's noise scale. report_s: seconds between reports. share: CPUs and memory of each slot; None for the
-    slots' own cores and no data cache.
-    say_layers, time_codecs: whether `Started` reports the model's layers and the speed of encoding gradients.
-    plans_on: numbers of slots for which rank 0 writes the possible plans to `plans.json` in the folder; empty if they
-    are known. unused: whether some parameters have no part in some steps, which DDP must know. observed: whether to
-    call the job's evaluation and callbacks. agent_silence_s: ranks save and stop if their agent is silent for longer.
-    The controller waits longer than this for a silent agent.
-    """
+    """Start this node's workers of a run: one process per slot, or one process for a command."""
 
     job: int
+    """Number of the job."""
     file: JobFile
+    """The job file, with an absolute `directory`."""
     plan: Plan
+    """The parallel plan. Its degrees are fixed for the run. Its compressor is for gradients between replicas, such as
+    `q4`, with exceptions by layer after commas: `q4,token.weight=none,layers.*=powersgd-4`. (In the controller it is
+    the name of an offer of the core, such as `layerwise-q4`.)"""
     folder: str
+    """The job's folder, on a file system that all nodes share."""
     slots: list[int] = field(default_factory=list)
+    """The run's slots on this node. Rank `first_rank` uses the first, the next rank the second, and so on."""
     first_rank: int = 0
+    """Rank of the first slot on this node."""
     world: int = 0
+    """Number of slots of the run on all nodes, which is the number of ranks of a class."""
     store_host: str = ""
+    """Address at which ranks meet. The agent that reserved the port listens on it; the worker of a command frees it for
+    the command's own ranks. "" if all ranks are on this node: the agent gives those of a class a store that no other
+    user can open. With the key `ports`, commands on one node have an address, too."""
     store_port: int = 0
+    """Port at which ranks meet; 0 if `store_host` is empty."""
     noise: bool = True
+    """Whether to estimate the gradient's noise scale."""
     report_s: float = 1.0
+    """Seconds between reports."""
     share: Share | None = None
+    """CPUs and memory of each slot; None: the slots' own cores, and no data cache."""
     say_layers: bool = False
+    """Whether `Started` reports the model's layers."""
     time_codecs: bool = False
+    """Whether `Started` reports the speed of encoding gradients."""
     plans_on: list[int] = field(default_factory=list)
+    """Numbers of slots for which rank 0 writes the possible plans to `plans.json` in the folder; empty if they are
+    known."""
     unused: bool = False
+    """Whether some parameters have no part in the loss of some steps. DDP then looks for them in every step."""
     observed: bool = True
+    """Whether to call the job's evaluation and callbacks."""
     job_uuid: str = ""
+    """UUID of the job, which its checkpoints contain."""
     saved_step: int = 0
+    """Step of the job's last known checkpoint; the run fails if the folder has no checkpoint. 0: none was saved."""
     agent_silence_s: float = 30.0
+    """Seconds after which ranks save and stop if their agent is silent. The controller waits longer for a silent agent
+    (`wire.PINGS`)."""
     restarts: int = 0
+    """Number of earlier starts of the job."""
     grace_s: float = 15.0
+    """Seconds that the run gets to save when it is stopped."""
     nodes: int = 1
+    """Number of nodes of the run."""
     node_rank: int = 0
+    """This node's index among the nodes of the run, from 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,24 +176,27 @@ class Shutdown(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello(Message):
-    """The first message of an agent.
-
-    node: its number. slots: number of slots. gpu_type: `cpu` without GPUs. cpus: cores that runs may use. memory_bytes:
-    the machine's memory times the fraction of the machine's cores that runs may use.
-    """
+    """The first message of an agent."""
 
     node: int
+    """Number of the agent's node."""
     host: str
+    """Host name of the node."""
     pid: int
+    """Process id of the agent."""
     slots: int
+    """Number of slots."""
     gpu_type: str
+    """GPU type of the slots; `cpu` without GPUs."""
     cpus: int = 0
+    """Number of cores that runs may use."""
     memory_bytes: int = 0
+    """The machine's memory times the fraction of the machine's cores that runs may use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reserved(OfRun):
-    """The address of a run's store; "" and 0 if all its ranks are on this node."""
+    """The address of a run's store; "" and 0 if the agent opened no port."""
 
     host: str
     port: int
@@ -188,13 +206,15 @@ class Reserved(OfRun):
 class Ended(OfCause):
     """No process of a run is left on this node. Every agent that launched it sends this once.
 
-    outcome: done only if all its workers said so. reason: if it failed or was lost, a sentence that names rank and
-    error; it contains `LOST_PEERS` or `KILLED` if the cause is on another node. hung: also if the agent killed a worker
-    for it. The other fields of the cause are those of the `Failure` with that reason.
+    The fields of the cause are those of the `Failure` with that reason; `hung` is also true if the agent killed a
+    worker for it.
     """
 
     outcome: Outcome
+    """How the run ended here; done only if all its workers said so."""
     reason: str = ""
+    """If the run failed or was lost, a sentence that names rank and error. It ends with `LOST_PEERS` or `KILLED` if the
+    cause is on another node, or if the controller killed the run."""
 
 
 # Agent → worker, which is also told Stop and Retune
@@ -202,10 +222,12 @@ class Ended(OfCause):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Granted(OfRun):
-    """The CPUs of a rank from now on. cores: cores that it may run on. cpus: its share of them."""
+    """The CPUs of a rank from now on."""
 
     cores: list[int]
+    """Cores that it may run on."""
     cpus: float
+    """Its share of these cores, in cores."""
 
 
 # Worker → agent → controller (the agent passes them on as they are)
@@ -213,65 +235,87 @@ class Granted(OfRun):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started(OfProgress):
-    """The first step of a run is done. The fields in seconds are the parts of the time since the launch.
+    """The first step of a run is done; for a command, its process was started.
 
-    layers: name, rows and columns of each parameter with a gradient, as replicas exchange it. codecs: fields of
-    `CodecSpeed` by scheme. Both are empty unless requested.
+    The fields in seconds are parts of the time since the launch.
     """
 
     launch_s: float
+    """Seconds from the launch until the worker began to build the job; for a command, until it ran."""
     build_s: float = 0.0
+    """Seconds to build the model."""
     load_s: float = 0.0
+    """Seconds to load the checkpoint."""
     first_step_s: float = 0.0
+    """Seconds of the first step."""
     layers: list[tuple[str, int, int]] = field(default_factory=list)
+    """Name, rows and columns of each parameter with a gradient, as replicas exchange it; empty unless requested."""
     codecs: dict[str, list[float]] = field(default_factory=dict)
+    """Fields of `CodecSpeed` by scheme; empty unless requested."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report(OfProgress):
-    """Progress and measurements of a run, from rank 0.
+    """Progress and measurements of a run, from rank 0 or from a command's first node.
 
-    loss: of the last step. step_s: median of the slowest rank's step times at
-    this batch, without warm-up, over `steps` steps; 0 if there is none yet. sync_s: the part of it in which gradients
-    were exchanged and nothing was computed, on the rank that waited least. waited_s: the part in which the rank with
-    the slowest input waited for data.
-    memory_bytes: peak memory of rank 0 at this micro-batch. Only with a GPU: reserved_bytes, the peak of what torch's
-    allocator held for it; outside_bytes, what else is in the GPU's memory (CUDA's context, NCCL, other
-    processes); memory_limit_bytes, the GPU's memory without these. grad_sqr,
-    grad_var: smoothed squared norm and variance of the gradient at the initial batch; both 0 while unknown. cpu_s: CPU
-    seconds of rank 0 and its loaders per step; 0 while unknown. cpus: granted to rank 0; 0 without a share. data_bytes:
-    of the job's data set; 0 for a job that is no `LoadedJob`. sent_bytes, codec_s: bytes of gradients that rank 0 sends
-    per step under `compressor`, and seconds to encode and decode them. layers: by layer of rank 0, squared norm of the
-    gradient and of the part that compression left out, from the last measured step since the last report.
+    The medians are over the last steps at this batch, without warm-up steps (`worker.steps`).
     """
 
     loss: float
+    """Loss of the last step; NaN if it is unknown."""
     micro_batch: int
+    """Samples per replica and micro-batch."""
     accumulation: int
+    """Micro-batches per step."""
     step_s: float
+    """Median of the slowest rank's step times in seconds; 0 if there is none yet. For a command, the mean time per step
+    since its first reported step, or 1 if its work is measured in seconds."""
     sync_s: float = 0.0
+    """Median seconds per step in which gradients were exchanged and nothing was computed, on the rank that waited
+    least."""
     steps: int
+    """Number of steps that `step_s` is the median or mean of."""
     grad_sqr: float = 0.0
+    """Smoothed squared norm of the gradient at the initial batch; 0 while it is unknown. A command that reports steps
+    has 1, with a variance of 0, so that each of its steps counts as one."""
     grad_var: float = 0.0
+    """Smoothed variance of the gradient at the initial batch; 0 while it is unknown."""
     memory_bytes: int = 0
+    """Peak memory of rank 0 at this micro-batch: the process's memory beyond Python and its libraries or, on a GPU, the
+    bytes of tensors."""
     reserved_bytes: int = 0
+    """Peak of the GPU memory that torch's allocator held for rank 0; 0 without a GPU."""
     outside_bytes: int = 0
+    """GPU memory held outside torch's allocator: CUDA's context, NCCL, other processes; 0 without a GPU."""
     memory_limit_bytes: int = 0
+    """The GPU's memory minus `outside_bytes`; 0 without a GPU."""
     waited_s: float = 0.0
+    """Median seconds per step in which the rank with the slowest input waited for data."""
     cpu_s: float = 0.0
+    """Mean CPU-seconds per step of rank 0 and its loaders, or on a GPU of its loaders alone, because CUDA keeps a core
+    busy while it waits; 0 while it is unknown."""
     cpus: float = 0.0
+    """Cores granted to rank 0; 0 without a share."""
     data_bytes: float = 0.0
+    """Upper bound of the size of the job's data set in storage; 0 for a job that is no `LoadedJob`."""
     sent_bytes: float = 0.0
+    """Bytes of gradients that rank 0 sent in the last step."""
     codec_s: float = 0.0
+    """Median seconds per step to encode and decode gradients on rank 0, over the last 20 steps."""
     compressor: str = "none"
+    """The compressor in use, as in `Launch.plan`."""
     layers: dict[str, list[float]] = field(default_factory=dict)
+    """By layer of rank 0, two squared norms in the last measured step since the last report: of the compressor's input
+    (the gradient, with error feedback plus the error held back) and of the part that it left out. Both are means over
+    the replicas; empty if no step was measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved(OfProgress):
-    """A checkpoint is complete on disk. save_s: how long training waited for it."""
+    """A checkpoint is complete on disk."""
 
     save_s: float
+    """Seconds that training waited for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,15 +330,16 @@ class Noted(OfRun):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure(OfCause):
-    """A rank reports in one sentence why it fails, before it exits.
-
-    from_peers: the error may only mean that another rank is gone; it counts if no rank failed by itself. unsaved: the
-    disk refused the last checkpoint, a newer run has begun, or the device is broken, which is not the job's fault.
-    """
+    """A rank reports why it fails, before it exits."""
 
     reason: str
+    """The error in one sentence."""
     from_peers: bool = False
+    """Whether the error may only mean that another rank is gone; it then counts if no rank failed by itself."""
     unsaved: bool = False
+    """Whether the job is not at fault, so that the run counts as lost and the job is tried again: the disk refused a
+    checkpoint, a newer run of the job has begun, the device is lost or broken, or a command hung or was ended by a
+    signal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

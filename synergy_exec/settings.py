@@ -30,7 +30,7 @@ from synergy_runs.settings import (
 Precision = Literal["auto", "bf16", "fp16", "tf32", "fp32"]
 """The format in which a job computes (`training/precision.py`)."""
 AUTO = "auto"
-"""Value of `profile`: measure here what is missing."""
+"""Value of `profile`: models without measurements are measured on this cluster first."""
 
 
 def _is_range(ports: str) -> bool:
@@ -40,18 +40,18 @@ def _is_range(ports: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendSettings:
-    """How agents are started on nodes."""
+    """Settings of the backend, which starts agents on nodes."""
 
-    name: str = key("a file of synergy_exec/backends/; local: this machine", "local")
-    options: dict[str, Any] = key("the backend's own, such as backend.options.slots=2", {})
+    name: str = key("name of a file in synergy_exec/backends/; local: this machine", "local")
+    options: dict[str, Any] = key("options of the backend, such as backend.options.slots=2", {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueSettings:
-    """How slots are shared out among jobs."""
+    """Settings of how slots are shared out among jobs."""
 
     virtual_clusters: dict[str, int] | None = key(
-        "quotas: null, or {name: slots}; a job says which it counts against",
+        "quotas: null, or {name: slots}; each job names the virtual cluster whose quota it uses",
         None,
         Bounds("{name: slots}, each at least 0", lambda quotas: not quotas or min(quotas.values()) >= 0),
     )
@@ -66,43 +66,43 @@ class QueueSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """The keys that are passed on to workers in `messages.Launch`."""
+    """The keys that workers receive in `messages.Launch`."""
 
-    seed: int = key("of the trace where it is drawn, and of the weights that training begins with", 0, COUNT)
+    seed: int = key("random seed of the trace, if it is drawn, and of the initial weights", 0, COUNT)
     checkpoint_interval_s: float = key("seconds between checkpoints of a running job", 60.0, ABOVE_ZERO)
-    keep_checkpoints: int = key("how many checkpoints of a running job are kept, the newest", 2, POSITIVE)
+    keep_checkpoints: int = key("number of checkpoints of a running job that are kept, the newest ones", 2, POSITIVE)
     hang_s: float = key(
-        "seconds without a step after which a job is taken to hang, unless its steps are long", 60.0, ABOVE_ZERO
+        "seconds without a step after which a job counts as hung and is stopped; ten of its median steps if that is "
+        "longer. Commands have hang_s in their job files",
+        60.0,
+        ABOVE_ZERO,
     )
     start_s: float = key(
-        "seconds that a job may take to build, to load, to save, to wait for data, or to its first step",
+        "time limit in seconds for each phase of a job without steps: building, loading, saving, waiting for data, "
+        "evaluating, and the first step",
         600.0,
         ABOVE_ZERO,
     )
-    log_mb: float = key(
-        "megabytes of what a job prints that are kept; of more, what was printed first goes",
-        64.0,
-        ABOVE_ZERO,
-    )
+    log_mb: float = key("maximum size of a job's log in MB; the oldest part is dropped", 64.0, ABOVE_ZERO)
     memory_gb_per_slot: float | None = key(
-        "GB of memory that a rank may allocate, and each process that it starts (RLIMIT_DATA); a command: for each of "
-        "its slots. null: whatever there is",
+        "maximum memory in GB of each rank and of each process that it starts (RLIMIT_DATA); for the processes of a "
+        "command, times its slots on the node; null: no limit",
         None,
         ABOVE_ZERO,
     )
     interface: str | None = key(
-        "the network interface over which ranks talk to each other, such as eth0; null: the one by which a rank's node "
-        "reaches that of rank 0",
+        "network interface that ranks on several nodes communicate over, such as eth0; null: the one over which the "
+        "node of a rank reaches the node of rank 0",
         None,
     )
     precision: Precision = key(
-        "format in which classes compute whose job files do not say; weights, reduced gradients and losses stay in "
-        "float32. auto: bf16 on GPUs that have it, else fp32",
+        "number format of computations in jobs of classes whose job files set none; weights, reduced gradients and "
+        "losses stay in float32. auto: bf16 on GPUs that have it, else fp32",
         "auto",
     )
 
     def of_runs(self, precision: Precision = "auto") -> dict[str, Any]:
-        """The values of these keys by name. precision: of the job file, which counts before that of the run."""
+        """The values of these keys by name. precision: the job file's, which takes precedence unless it is auto."""
         values = {each.name: getattr(self, each.name) for each in dataclasses.fields(RunSettings)}
         return values if precision == "auto" else {**values, "precision": precision}
 
@@ -112,82 +112,97 @@ class Settings(RunSettings):
     """All keys of a run."""
 
     trace: TraceSettings | None = key(
-        "which jobs arrive: +trace=demo; null: only what is submitted (with serve=true)", None
+        "the jobs that arrive: +trace=demo; null: only jobs that users submit (requires serve=true)", None
     )
-    backend: BackendSettings = key("how agents get onto nodes; the cluster is what they find there", BackendSettings())
-    cluster: QueueSettings = key("how the slots that agents find are shared out", QueueSettings())
+    backend: BackendSettings = key("how agents are started on nodes; their slots are the cluster", BackendSettings())
+    cluster: QueueSettings = key("how slots are shared out among jobs", QueueSettings())
     profile: str | None = key(
-        "the file that python -m synergy_exec profile wrote; its models get the plans that were fastest here. auto: "
-        "measure the trace's models first, quickly, where results_dir/profile.json lacks them (with compression other "
-        "than none: null); null: replicas only",
+        "a file written by python -m synergy_exec profile; jobs of its models get the plans that it measured as "
+        "fastest. auto: results_dir/profile.json, after a quick measurement of the trace's models that it lacks; with "
+        "compression other than none, auto means null. null: replicas only",
         AUTO,
     )
     explore_fraction: float = key(
-        "of a job's time, what may go at most into restarts for plans that nobody has measured: with profile=auto jobs "
-        "that are submitted try them, and so they are measured while they train. 0: none",
+        "maximum fraction of a job's training time spent on restarts to try plans that no job has measured, with "
+        "profile=auto; 0: no trials",
         0.05,
         FRACTION,
     )
     profile_s: float = key(
-        "seconds that measuring models takes at the most; what there was no time for is predicted, or left out (python "
-        "-m synergy_exec profile takes 600 unless it is given)",
+        "time limit in seconds for measuring models; plans that were not measured in time are predicted, or not used "
+        "(default of python -m synergy_exec profile: 600)",
         180.0,
         ABOVE_ZERO,
     )
     information: Literal["own", "declared", "shared", "all"] | None = key(
-        "what policies may know of a job beside its own reports: nothing (own), its declared work, what other jobs of "
-        "its model report (shared), all; null: as each policy is published",
+        "what policies know about a job besides its own reports: nothing (own), its declared work (declared), reports "
+        "of other jobs of its model (shared), both (all); null: as each policy is published",
         None,
     )
     input: Literal["known", "learned"] = key(
-        "how policies know how fast training data is prepared with so many CPUs and so much memory: by profiles made "
-        "before (known), or by what jobs report (learned)",
+        "how policies know the speed of input preparation by CPUs and memory: from profiles measured beforehand "
+        "(known), or from the jobs' reports (learned)",
         "known",
     )
     policy: list[str] = key(
-        "one policy, or a list to compare, run one after another; the first is compared to", ["synergy"]
+        "one policy, or a list, run one after another; the others are compared to the first", ["synergy"]
     )
     parameters: dict[str, dict[str, Any]] = key("parameters by policy: parameters.las.quantum_s=1800", {})
-    compression: Compression = key(f"{COMPRESSION_MEANING}; other than none with profile=null", "none")
+    compression: Compression = key(f"{COMPRESSION_MEANING}. All but none require profile=null or auto", "none")
     compressor: str = key(COMPRESSOR_MEANING, "powersgd-4")
     storage_mb_per_s: float | None = key(
-        "at which each node reads training data that is not in its memory, MB/s, for policies that share memory out; "
-        "null: as fast as need be, so that jobs ask for no memory",
+        "rate at which each node reads training data that is not cached in its memory, MB/s, for policies that share "
+        "out memory; null: never a bottleneck, so jobs request no memory",
         None,
         ABOVE_ZERO,
     )
-    load: float = key("how many times as dense as in the trace jobs arrive", 1.0)
-    round_s: float = key("seconds from one decision to the next", 2.0, ABOVE_ZERO)
-    retries: int = key(
-        "how often a job that lost its workers is tried again without a step of progress in between", 3, COUNT
+    load: float = key("factor on the trace's arrival rate; 1: as in the trace", 1.0)
+    round_s: float = key(
+        "seconds between decisions; when a job's end frees slots, the next decision comes at once", 2.0, ABOVE_ZERO
     )
-    agents_per_hour: int = key(
-        "how often within an hour a node's agent that was lost is started again at once; after that, with serve=true, "
-        "there are pauses, and the node is left out until it has an agent again",
+    retries: int = key(
+        "maximum number of retries of a job that loses its workers again without a step of progress in between; a job "
+        "file may allow more",
         3,
         COUNT,
     )
-    serve: bool = key("whether to go on when all jobs have ended, for those that are submitted", False)
+    agents_per_hour: int = key(
+        "maximum number of immediate restarts of a node's lost agent within an hour. The next loss ends the run; with "
+        "serve=true, restarts are delayed instead, and the node is excluded until it has an agent again",
+        3,
+        COUNT,
+    )
+    serve: bool = key("whether to keep running for further submissions when all jobs have ended", False)
     host: str = key(
-        "the address that the controller listens on; other nodes must reach it",
+        "address that the controller listens on; other nodes must reach it",
         "127.0.0.1",
         Bounds("an address, such as 127.0.0.1", bool),
     )
-    port: int = key("its port; 0: a free one", 0, Bounds("a port, 0 to 65535", lambda value: 0 <= value <= 65_535))
+    port: int = key(
+        "port that the controller listens on; 0: any free port",
+        0,
+        Bounds("a port, 0 to 65535", lambda value: 0 <= value <= 65_535),
+    )
     ports: str | None = key(
-        "the ports at which ranks meet, such as 29500-29599, one for each run at once; null: any that are free. What "
-        "ranks exchange goes over ports that the kernel chooses, whatever stands here",
+        "range of the ports at which ranks meet, such as 29500-29599; each concurrent run needs one; null: any free "
+        "ports. Ranks exchange data over other ports, which the kernel chooses",
         None,
         Bounds("two ports such as 29500-29599", _is_range),
     )
-    restart_s: float = key("seconds that policies take a restart to cost", 5.0, ABOVE_ZERO)
-    nodes_s: float = key("seconds until all agents must be there", 120.0, ABOVE_ZERO)
-    leave_s: float = key("seconds that agents get to save and leave", 60.0, ABOVE_ZERO)
-    results_dir: Path = key("where results go", Path("results"), FOLDER)
+    restart_s: float = key(
+        "restart time that policies assume for models without a measured one, seconds", 5.0, ABOVE_ZERO
+    )
+    nodes_s: float = key("seconds that a started agent has to connect", 120.0, ABOVE_ZERO)
+    leave_s: float = key(
+        "minimum time in seconds that agents have to save and exit; commands and large checkpoints may have more",
+        60.0,
+        ABOVE_ZERO,
+    )
+    results_dir: Path = key("folder for results", Path("results"), FOLDER)
     figures: Figures = key(FIGURES_MEANING, True)
 
 
-# Keys that may change when a run resumes: they say where and how it runs, not what it trains.
+# Keys that may change when a run resumes, because they do not affect what it trains.
 
 
 CHANGEABLE = (
@@ -199,7 +214,7 @@ CHANGEABLE = (
 
 
 OF_TRAINING = ("seed", "precision", "compression", "compressor")
-"""Keys that say how jobs are trained. A service that takes over the queue of another must have the same."""
+"""Keys that affect how jobs are trained. A service that takes over the queue of another must have the same values."""
 
 
 # The executor's command line.

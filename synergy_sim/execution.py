@@ -127,36 +127,46 @@ class ExecutionModel:
 class SimulatedJob(Job):
     """A job with the truth about it: its run time, its costs and its progress.
 
-    hosts: the type of every node. A job that requested CPUs and has no share runs with its node's proportional share.
-    speeds: speed by GPU type, relative to the type for which its run time holds; None: equally fast on all types.
-    left_work_s: seconds of training left at its last stop. on_gpus: number of GPUs that it physically holds.
-    first_step_s: time at which its run begins to train. end_s: time of the end of its last step, NEVER if unknown.
-    ends_after_decision: whether `end_s` was rounded down, so that the job ends after a decision at the same time.
-    began_s: time at which its last run got GPUs. free_s, in rounds: time at which the run before had saved and left.
-    done_s: training seconds of this run up to since_s, when its share last changed; rate: its speed since then.
-    farthest: largest fraction of its work that has counted as an advance. saved: whether its last stopped run kept any
-    progress. lost_gpu_s: GPU-seconds of training lost by stops.
-    completion: the `Call` that ends it. trained: see `TrainingLog.append`; only of jobs whose speed depends on a batch.
+    `first_step_s` (see `Job`) is the time at which its present run begins to train.
     """
 
     duration_s: float
+    """Run time without interruptions and costs, in seconds, at a speed of 1."""
     costs: Costs
+    """Costs of starts, stops and checkpoints."""
     hosts: Sequence[NodeType] = ()
+    """Type of every node. A job that requested CPUs and has no share runs with its node's proportional share."""
     speeds: Mapping[str, float] | None = None
+    """Speed by GPU type, relative to the type for which `duration_s` holds; None: equally fast on all types."""
     left_work_s: float = field(init=False)
+    """Seconds of training left at its last stop, at a speed of 1."""
     on_gpus: int = field(default=0, init=False)
+    """Number of GPUs that it physically holds; `held_gpus` are those that the scheduler has given it."""
     end_s: float = field(default=NEVER, init=False)
+    """Time of the end of its last step; NEVER if it is unknown."""
     ends_after_decision: bool = field(default=False, init=False)
+    """Whether `end_s` was rounded down, so that the job ends after a decision at the same time."""
     began_s: float = field(default=0.0, init=False)
+    """Time at which its last run gets its GPUs, which may be in the future."""
     free_s: float = field(default=0.0, init=False)
+    """In rounds, the time at which its last stopped run has saved and left its GPUs."""
     done_s: float = field(default=0.0, init=False)
+    """Training of the present run up to `since_s`, in seconds at a speed of 1."""
     since_s: float = field(default=0.0, init=False)
+    """Time at which the present run's speed last changed with its share, or of its first step."""
     rate: float = field(default=1.0, init=False)
+    """Speed since `since_s`; 1 is the speed for which `duration_s` holds."""
     farthest: float = field(default=0.0, init=False)
+    """Largest fraction of its work that has counted as an advance."""
     saved: bool = field(default=True, init=False)
+    """Whether its last stopped run kept any progress; True before the first stop."""
     lost_gpu_s: float = field(default=0.0, init=False)
+    """GPU-seconds of training lost by stops."""
     completion: Any = field(default=None, init=False)
+    """The scheduled `engine.Call` that ends the job; None if its end is not known."""
     trained: Sequence[tuple[float, int, str]] = field(default=(), init=False)
+    """Batches and compressors with which it has trained, as in `TrainingLog.append`; empty for a job whose speed does
+    not depend on its batch."""
 
     def __post_init__(self) -> None:
         Job.__post_init__(self)  # `super` does not work in dataclasses with slots

@@ -295,24 +295,28 @@ FASTER = 1.0 + 1e-6
 
 @dataclass(frozen=True)
 class Demand:
-    """A job's demand for CPUs and memory, per GPU.
-
-    wanted: the smallest share that a node can give with which the job is fastest on `gpu_type`. Speeds are relative to
-    the speed with its proportional share: most_speed with `wanted`, speed with `has`, its present share. known: whether
-    its speed as a function of its share is known. bound_by: the resource that limits its speed, a key of `_BOUND`.
-    free: unused CPUs and memory on its nodes together; None if nodes are pooled.
-    """
+    """A job's demand for CPUs and memory. Speeds are relative to the speed with its proportional share."""
 
     gpu_type: str
+    """The job's present GPU type; if it waits, the first type that it may run on."""
     gpus: int
+    """Number of GPUs that it requests."""
     wanted: Share
+    """The smallest share per GPU with which the job is fastest on `gpu_type`, at most what a node can give."""
     proportional: Share
+    """The proportional share per GPU on `gpu_type`."""
     most_speed: float
+    """Speed with `wanted`."""
     known: bool
+    """Whether its speed as a function of its share is known."""
     has: Share | None = None
+    """Its present share per GPU; None if it does not run, or has no share."""
     speed: float = float("nan")
+    """Speed with `has`; NaN without a present share."""
     bound_by: str = ""
+    """The resource that limits its speed, a key of `_BOUND`; "" without a present share."""
     free: Share | None = None
+    """Unused CPUs and memory of its nodes together; None if nodes are pooled, or without a present share."""
 
     def as_dict(self) -> dict[str, Any]:
         """The demand as plain values for JSON; unknown values are null."""

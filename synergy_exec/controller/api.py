@@ -40,7 +40,7 @@ prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 def metrics(agents: Agents, execution: Execution | None, now_s: float) -> bytes:
-    """Returns the metrics as text. It includes metrics of jobs only once all agents are connected."""
+    """Returns the metrics as text. Metrics of slots and jobs are included once all agents have connected."""
     registry = prometheus.CollectorRegistry()
     prometheus.ProcessCollector(registry=registry)
 
@@ -55,40 +55,56 @@ def metrics(agents: Agents, execution: Execution | None, now_s: float) -> bytes:
         for each, value in values.items():
             family.labels(each).set(value)
 
-    gauge("agents", "Agents that are connected.", len(agents.links))
-    gauge("agents_expected", "Agents that there should be.", agents.backend.nodes)
-    total("agent_losses", "How often an agent was lost, or did not come.", agents.losses)
+    gauge("agents", "Number of connected agents.", len(agents.links))
+    gauge(
+        "agents_expected", "Number of nodes of the backend, each of which should have an agent.", agents.backend.nodes
+    )
+    total("agent_losses", "Number of times that an agent was lost or did not connect.", agents.losses)
     if execution is None:
         return prometheus.generate_latest(registry)
     decider = execution.decider
     quotas = {plain(name): share for name, share in shares(decider).items()}
-    gauge("disk_free_bytes", "Free bytes where the run's folder is.", shutil.disk_usage(execution.folder).free)
-    gauge("slots", "Slots that there are.", decider.aside.whole.gpus)
-    gauge("slots_aside", "Slots of nodes that are not used.", decider.aside.whole.gpus - decider.cluster.gpus)
-    gauge("slots_used", "Slots that jobs hold.", sum(job.held_gpus for job in decider.active.values()))
-    gauges("jobs", "Jobs by state.", "state", execution.counts)
-    gauges("quota", "Slots of each virtual cluster.", "virtual_cluster", {name: q.slots for name, q in quotas.items()})
-    gauges("quota_used", "Slots its jobs hold.", "virtual_cluster", {name: q.used for name, q in quotas.items()})
-    total("decisions", "Decisions.", execution.decisions)
-    total("decision_seconds", "What they took.", execution.deciding_s)
-    _of_each_job(registry, execution, now_s)
+    gauge(
+        "disk_free_bytes",
+        "Free bytes of the file system with the run's folder.",
+        shutil.disk_usage(execution.folder).free,
+    )
+    gauge("slots", "Number of slots of all nodes.", decider.aside.whole.gpus)
+    gauge("slots_aside", "Number of slots of excluded nodes.", decider.aside.whole.gpus - decider.cluster.gpus)
+    gauge("slots_used", "Number of slots that jobs hold.", sum(job.held_gpus for job in decider.active.values()))
+    gauges("jobs", "Number of jobs by state.", "state", execution.counts)
+    gauges(
+        "quota",
+        "Quota of each virtual cluster, in slots.",
+        "virtual_cluster",
+        {name: q.slots for name, q in quotas.items()},
+    )
+    gauges(
+        "quota_used",
+        "Number of slots that its jobs hold.",
+        "virtual_cluster",
+        {name: q.used for name, q in quotas.items()},
+    )
+    total("decisions", "Number of decisions.", execution.decisions)
+    total("decision_seconds", "Time spent on decisions, in seconds.", execution.deciding_s)
+    _add_job_metrics(registry, execution, now_s)
     return prometheus.generate_latest(registry)
 
 
-_OF_A_JOB = {
-    "slots": "Slots that the job holds.",
-    "step": "Steps that it has trained.",
-    "loss": "Its last reported loss.",
-    "goodput": "Iterations at its initial batch per second.",
-    "seconds_since_step": "Seconds since it was started or last reported a step.",
+_JOB_METRICS = {
+    "slots": "Number of slots that the job holds.",
+    "step": "Number of steps trained.",
+    "loss": "Last reported loss.",
+    "goodput": "Iterations at the initial batch per second.",
+    "seconds_since_step": "Seconds since the job was started or last reported a step.",
 }
 
 
-def _of_each_job(registry: prometheus.CollectorRegistry, execution: Execution, now_s: float) -> None:
-    """Adds the metrics of each job that holds slots. Other jobs have none, so that the number of series is bounded."""
+def _add_job_metrics(registry: prometheus.CollectorRegistry, execution: Execution, now_s: float) -> None:
+    """Adds the metrics of each job that holds slots. Other jobs have none, which bounds the number of series."""
     families = {
         name: prometheus.Gauge(f"synergy_job_{name}", meaning, ["job", "name"], registry=registry)
-        for name, meaning in _OF_A_JOB.items()
+        for name, meaning in _JOB_METRICS.items()
     }
     for job in execution.decider.active.values():
         if not job.held_gpus:
@@ -102,18 +118,19 @@ def _of_each_job(registry: prometheus.CollectorRegistry, execution: Execution, n
                 families[name].labels(str(job.job_id), plain(job.name)).set(value)
 
 
-# What has happened, for the page.
+# The history that the page shows.
 
 
 MAX_FACTS, MAX_POINTS, MAX_DRAWN = 5_000, 300, 12
-"""Facts that are read, points of a curve, and jobs with curves, at most."""
+"""Maximum numbers of facts that are read, of points of a curve, and of jobs with curves."""
 
 
 def history(work: Path, numbers: Collection[int]) -> dict[str, Any]:
-    """Which job held which slots of which node from when to when; and for each of these jobs its curves.
+    """Returns the spans during which jobs held slots, and the curves of the jobs with these numbers.
 
-    loss: by step. slots, batch, plan: each value with the time from which it held. work: the run's folder, from which
-    everything is read.
+    A span has a job, a node, its slots and the times from_s and until_s (None if the job still holds them). The curves
+    of a job are its loss by step, and its slots, batch and plan, each value with the time from which it applied.
+    work: the run's folder, from which everything is read.
     """
     with contextlib.closing(open_journal(work)) as journal:
         facts = journal.facts(MAX_FACTS)
@@ -127,7 +144,7 @@ def history(work: Path, numbers: Collection[int]) -> dict[str, Any]:
     for fact in facts:
         for span in held.pop(fact.job, ()):
             span["until_s"] = fact.time_s
-        if fact.kind == Kind.START:  # the only facts with a placement
+        if fact.kind == Kind.START:  # only these facts have a placement
             placed = [
                 (node, [at for at in range(mask.bit_length()) if mask >> at & 1]) for node, mask in fact.placement
             ]
@@ -146,7 +163,9 @@ def history(work: Path, numbers: Collection[int]) -> dict[str, Any]:
 
 
 def _losses(folder: Path) -> list[tuple[int, float]]:
-    """Steps and losses of a class from steps.csv, or of a command as it reported them. The later run's count."""
+    """Steps and losses of a class from steps.csv, or of a command from its reports. For a step that was trained twice,
+    the later run's loss is used.
+    """
     found: dict[int, float] = {}
     reports = sorted(folder.glob(REPORTS), key=lambda path: (len(path.name), path.name))
     for line in [*whole_lines(folder / STEPS)[1:], *(line for path in reports for line in whole_lines(path))]:
@@ -169,7 +188,7 @@ _NUMBER = re.compile(r"[0-9]{1,18}")
 
 
 class Served(Protocol):
-    """The part of a controller that requests use. execution: None until all agents are connected."""
+    """The part of a controller that requests use. execution: None until all agents have connected."""
 
     agents: Agents
     execution: Execution | None
@@ -210,36 +229,36 @@ class Api:
         return web.json_response(self._listed(self._execution().jobs.values()))
 
     async def submit(self, request: web.Request) -> web.Response:
-        """Submits a job; answers when it is in the journal."""
+        """Submits a job. The response is sent once the job is in the journal."""
         job = job_of(await _values(request), "the job")
         execution = self._execution()
-        async with self._submitting:  # the next job's number is taken until its code is copied
+        async with self._submitting:  # while the job's code is copied, no other job gets its number
             frozen = await asyncio.to_thread(execution.freeze, execution.check(job.title, job))
             if self._controller.closing:
-                raise InputError("the controller is about to end; start it again and submit then.")
+                raise InputError("the controller is shutting down; start it again, then submit the job.")
             made = execution.submit(job.title, job, self._controller.now_s(), frozen=frozen)
         self._controller.changed()
         return web.json_response({"job": made.job_id, "name": made.name, "note": made.seen.note}, status=201)
 
     async def cancel(self, request: web.Request) -> web.Response:
-        """Cancels a job; answers when that is in the journal."""
+        """Cancels a job. The response is sent once that is in the journal."""
         job = self._job_of(request)
         self._execution().cancel(job, self._controller.now_s())
         self._controller.changed()
         return web.json_response(self._listed([job])[0])
 
     async def retry(self, request: web.Request) -> web.Response:
-        """Makes a failed or cancelled job wait again; answers when that is in the journal."""
+        """Makes a failed or cancelled job wait again. The response is sent once that is in the journal."""
         values = await _values(request)
         if values not in ({}, {"from_start": False}, {"from_start": True}):
-            raise InputError('expected {"from_start": true}, or {} to go on from the last checkpoint.')
+            raise InputError('expected {"from_start": true}, or {} to continue from the last checkpoint.')
         job = self._job_of(request)
         self._execution().retry(job, self._controller.now_s(), from_start=values.get("from_start", False))
         self._controller.changed()
         return web.json_response(self._listed([job])[0])
 
     async def explain(self, request: web.Request) -> web.Response:
-        """Explains a job's allocation in the last decision; under an ordering policy, why it waits or was stopped."""
+        """Explains a job's last allocation or, under an ordering policy, why it waits or was stopped."""
         job, decider = self._job_of(request), self._execution().decider
         last = decider.scheduler.last
         (row,) = self._listed([job])
@@ -247,16 +266,16 @@ class Api:
             sentences = [each["text"] for each in row["why"]] or [f"Job {job.name} is {job.state}."]
             if job.stopped_for is not None:
                 sentences.append(f"It was last stopped because {job.stopped_for.text}.")
-            told = {"time_s": self._controller.now_s(), "text": " ".join(sentences)}
-            return web.json_response({**told, "why": row["why"], "stopped": row["stopped"]})
+            answer = {"time_s": self._controller.now_s(), "text": " ".join(sentences)}
+            return web.json_response({**answer, "why": row["why"], "stopped": row["stopped"]})
         if last is None or job.job_id not in last[0].job_id:
-            raise InputError(f"job {job.name} was not part of the last decision: it is {job.state}.")
+            raise InputError(f"job {job.name} was not part of the last decision; its state is {job.state}.")
         found = explained(last, decider.cluster, decider.policy.name, job.job_id, f"job {job.name}")
         return web.json_response({"time_s": last[0].now_s, "text": found.text(), **found.as_dict()})
 
     async def state(self, request: web.Request) -> web.Response:
-        """Everything that the page shows. With `most`, lists at most that many jobs: first those that hold slots,
-        then waiting jobs, then ended jobs, newest first.
+        """Returns the state that the page shows. The query parameter `most` is the maximum number of jobs listed:
+        first those that hold slots, then waiting jobs, then ended jobs, newest first.
         """
         execution = self._execution()
         decider, jobs = execution.decider, list(execution.jobs.values())
@@ -282,29 +301,29 @@ class Api:
         )
 
     async def history(self, request: web.Request) -> web.Response:
-        """What the page draws, for the jobs that it lists first and the one that its reader chose (`job`)."""
+        """Returns what the page draws: data of the first jobs in its list and of the selected job (`job`)."""
         execution = self._execution()
         chosen = [job.job_id for job in heapq.nsmallest(MAX_DRAWN, execution.jobs.values(), key=_place)]
         if _NUMBER.fullmatch(wanted := request.query.get("job", "")) and int(wanted) in execution.jobs:
             chosen.insert(0, int(wanted))
-        told = await asyncio.to_thread(history, execution.folder, dict.fromkeys(chosen))
+        drawn = await asyncio.to_thread(history, execution.folder, dict.fromkeys(chosen))
         nodes = [node.gpus_per_node for node in execution.decider.aside.whole.node_type_of]
-        names = {number: execution.jobs[number].name for number in (*chosen, *(each["job"] for each in told["spans"]))}
-        return web.json_response({"time_s": self._controller.now_s(), "nodes": nodes, "names": names, **told})
+        names = {number: execution.jobs[number].name for number in (*chosen, *(each["job"] for each in drawn["spans"]))}
+        return web.json_response({"time_s": self._controller.now_s(), "nodes": nodes, "names": names, **drawn})
 
     async def page(self, _: web.Request) -> web.Response:
-        """The page for a browser. It shows nothing until its reader enters the token."""
+        """Returns the page for a browser. It shows nothing until its reader enters the token."""
         nonce = secrets.token_urlsafe()
         text = _PAGE.read_text(encoding="utf-8").replace("NONCE", nonce)
         headers = {"Content-Security-Policy": _RULES.format(nonce=nonce), "Cache-Control": "no-store"}
         return web.Response(text=text, content_type="text/html", charset="utf-8", headers=headers)
 
     async def health(self, _: web.Request) -> web.Response:
-        """Answers whether jobs can be submitted and trained. It gives no details, because it needs no token."""
+        """Returns whether jobs can be submitted and trained. It gives no details, because it needs no token."""
         ready = self._controller.execution is not None and not self._controller.closing
-        there, all_of_them = len(self._controller.agents.links), self._controller.agents.backend.nodes
-        ok = ready and there > 0
-        answer = {"ok": ok, "agents": there, "agents_expected": all_of_them}
+        connected, expected = len(self._controller.agents.links), self._controller.agents.backend.nodes
+        ok = ready and connected > 0
+        answer = {"ok": ok, "agents": connected, "agents_expected": expected}
         return web.json_response(answer, status=200 if ok else 503)
 
     async def metrics(self, _: web.Request) -> web.Response:
@@ -313,7 +332,7 @@ class Api:
         return web.Response(body=text, headers={"Content-Type": METRICS_TYPE})
 
     def _listed(self, jobs: Collection[ExecutedJob]) -> list[dict[str, Any]]:
-        """Returns the fields of `shown` for each job, with the reasons why waiting jobs wait."""
+        """Returns the fields of `shown`, the submission and start times, and the reasons for waiting, for each job."""
         execution = self._execution()
         reasons = execution.decider.why_waiting(jobs, self._controller.now_s())
         reasons |= {job.job_id: [execution.held_back(job)] for job in jobs if job.job_id in execution.held}
@@ -329,22 +348,22 @@ class Api:
 
     def _execution(self) -> Execution:
         if self._controller.execution is None:
-            raise RefusedError(503, "the controller waits for its agents; try again in a few seconds.")
+            raise RefusedError(503, "the controller is waiting for its agents to connect; try again in a few seconds.")
         return self._controller.execution
 
     def _job_of(self, request: web.Request) -> ExecutedJob:
         wanted = request.match_info["job"]
         jobs = self._execution().jobs
         found = [job for job in jobs.values() if job.name == wanted]
-        # If several jobs have this name, the one that has not ended.
+        # If several jobs have this name, choose the one that has not ended.
         chosen = [job for job in found if not job.ended or len(found) == 1]
         if found and len(chosen) != 1:
             numbers = ", ".join(str(job.job_id) for job in found)
-            raise InputError(f"{len(found)} jobs are called {wanted}; take a number: {numbers}.")
+            raise InputError(f"{len(found)} jobs are named {wanted}; give one of their numbers: {numbers}.")
         chosen = chosen or [job for number, job in jobs.items() if str(number) == wanted]
         if not chosen:
             raise RefusedError(
-                404, f"unknown job '{plain(wanted, MOST_SHOWN)}'. GET /jobs, or the command list, has all."
+                404, f"unknown job '{plain(wanted, MOST_SHOWN)}'. GET /jobs, or the command list, shows all jobs."
             )
         return chosen[0]
 

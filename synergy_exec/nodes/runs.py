@@ -38,26 +38,33 @@ LaunchOf = Callable[["Run"], Launch]
 
 @dataclass(slots=True)
 class Run:
-    """A job on fixed slots.
-
-    stopping: whether it was told to stop or is being killed. share: CPUs and memory of each slot, None if they are not
-    shared out. said: each node's report of the run's end. agent_lost: an agent was lost before it could report.
-    excused: an agent was lost and its node had other runs, each a possible cause. store: where ranks on several nodes
-    meet.
-    """
+    """A job on fixed slots."""
 
     number: int
+    """Number of the run. Earlier runs have smaller numbers and get slots first."""
     job: int
+    """Number of the job."""
     placed: Placed
+    """Nodes and slots, by the agents' node numbers."""
     plan: Plan
+    """The parallel plan, with the compressor's name in the controller (`messages.Launch.plan`)."""
     share: Share | None = None
+    """CPUs and memory of each slot; None if they are not shared out."""
     stage: Stage = "waiting"
+    """Stage of the run: it waits for slots or agents, reserves the store of its ranks, is launched, or has done its
+    first step."""
     stopping: bool = False
+    """Whether the run was told to stop or is being killed."""
     killed: bool = False
+    """Whether the run is being killed. It then counts as lost unless it is done."""
     store: tuple[str, int] = ("", 0)
+    """Address and port at which ranks meet, as in `messages.Reserved`."""
     said: dict[int, Ended] = field(default_factory=dict)
+    """Reports of the run's end, by node."""
     agent_lost: bool = False
+    """Whether an agent was lost before it could report the run's end."""
     excused: bool = False
+    """Whether the lost agent's node had other runs, each of which may be the cause."""
 
     @property
     def nodes(self) -> list[int]:

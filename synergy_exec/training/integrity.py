@@ -16,23 +16,27 @@ FEWEST_NOISE_STEPS = 10
 
 @dataclass(slots=True)
 class Progress:
-    """Progress of a job.
-
-    step: steps done, which is the argument of the next `batch`. samples: samples trained on. work: in iterations at the
-    initial batch. grad_sqr, grad_var: weighted sums of the gradient statistics; noise_weight: sum of the weights, 0
-    before any. batch: step, size and digest of a batch that was trained on, so that a later run can check its data; []
-    for none. loss_scale, finite_steps: of the last run in float16 (`LossScale`); 0 before any.
-    """
+    """Progress of a job."""
 
     step: int = 0
+    """Number of steps done, which is the argument of the next `batch`."""
     samples: int = 0
+    """Number of samples trained on."""
     work: float = 0.0
+    """Work done, in iterations at the initial batch."""
     grad_sqr: float = 0.0
+    """Weighted sum of the gradient's squared norm over the measured steps (`noise.observe`)."""
     grad_var: float = 0.0
+    """Weighted sum of the gradient's variance at the initial batch over the measured steps."""
     noise_weight: float = 0.0
+    """Sum of the weights in `grad_sqr` and `grad_var`; 0 before the first measured step."""
     batch: list[int] = field(default_factory=list)
+    """Step, size and digest of a batch of data, so that a later run can check its data; [] before the first. The size
+    is 1 for a `LoadedJob`, whose samples are prepared one by one."""
     loss_scale: float = 0.0
+    """Loss scale of the last run in float16 (`LossScale.value`); 0 before the first."""
     finite_steps: int = 0
+    """Number of steps since that loss scale last changed (`LossScale.finite_steps`)."""
 
     @property
     def totals(self) -> dict[str, Any]:

@@ -51,31 +51,42 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True)
 class Truth:
-    """The known applications, and how true step times differ from modelled ones; fields as in `TruthSettings`.
-
-    profiles: folder of measured tables, with a subfolder per application; None: the catalog only. planned: the truth
-    about jobs with parallel plans. profile: models measured on a testbed; they replace others of the same name.
-    sensitivities: folder of measured speeds by CPUs and memory; None: the catalog only. network_bytes_per_s: speed of
-    all-reduces between nodes; None: as measured. compression, compressor: how gradients are compressed (`exchange_of`).
-    disturbance: noise of step times, and stragglers.
+    """The known applications, and how true step times differ from modelled ones. Most fields are keys of
+    `TruthSettings`.
     """
 
     profiles: Path | None
+    """Folder of measured tables, with a subfolder per application; None: the catalog only."""
     slowdown: Mapping[str, float] = field(default_factory=dict)
+    """True run time ÷ sum of modelled step times, by model; 1 for a model that is not in it."""
     max_local_batch: Mapping[str, int] = field(default_factory=dict)
+    """Maximum samples per GPU by model, if below what fits in memory."""
     fixed_gpus: Mapping[str, int] = field(default_factory=dict)
+    """Number of GPUs by model that its jobs request and always run on, at the requested batch."""
     most_gpus: int = 64
+    """Maximum number of GPUs of a job, unless it requests more."""
     min_gpus: Mapping[str, int] = field(default_factory=dict)
+    """Minimum number of GPUs by model that its jobs request and run on."""
     not_preemptible: tuple[str, ...] = ()
+    """Models whose jobs, once started, keep their GPUs."""
     labels: int = 1
+    """Number of labels that each model is split into at random; jobs share observations within a label."""
     declared_error: float = 0.0
+    """Standard deviation of the logarithm of declared ÷ true work."""
     disturbance: Disturbance = field(default_factory=Disturbance)
+    """Noise of step times, and stragglers."""
     planned: PlannedTruth = field(default_factory=PlannedTruth)
+    """The truth about jobs with parallel plans."""
     profile: Profile = field(default_factory=Profile)
+    """Models measured on a testbed; they replace others of the same name."""
     sensitivities: Path | None = None
+    """Folder of measured speeds by CPUs and memory; None: the catalog only."""
     network_bytes_per_s: float | None = None
+    """Bandwidth that all-reduces between nodes reach, in bytes/s per node; None: as measured."""
     compression: Compression = "none"
+    """How a job's compressor is chosen (`exchange_of`)."""
     compressor: str = "powersgd-4"
+    """Compressor of gradients, as far as `compression` uses one."""
 
     _made: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Cache of applications, job specs and plan exchanges, by the arguments from which they were made."""

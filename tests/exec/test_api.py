@@ -218,7 +218,7 @@ def test_it_is_not_well_while_agents_are_awaited(tmp_path, capsys):
         assert (early["synergy_agents",], early["synergy_agents_expected",]) == (0, 1)
         assert ("synergy_slots",) not in early
         assert await health() == (await got(client, "/jobs", client.token))[0] == 503
-        await refused("waits for its agents", client, "GET", "/state")
+        await refused("for its agents", client, "GET", "/state")
         asked.set()
         await until(lambda: controller.execution is not None)
         assert await health() == 200

@@ -285,7 +285,7 @@ def test_a_name_that_two_jobs_have_is_not_guessed_but_the_last_run_is(three_jobs
     assert said.out.decode() == "nine\n"
     assert f"{later}: the newest" in said.err.decode()
     (job_folder(later, 8, "a") / "log.txt").write_text("ten\n")
-    refuses(r"2 jobs are called a in .*; take a number: 7, 8", logs_command.main, ["a", "--dir", str(later)])
+    refuses(r"2 jobs are named a in .*: 7, 8", logs_command.main, ["a", "--dir", str(later)])
 
 
 def test_following_goes_on_until_the_job_has_ended(three_jobs):
