@@ -57,8 +57,8 @@ class Terms:
     information: Information | Literal[""]
     """The policy's level of information about training jobs; "" if it learns nothing about them."""
     may_change: tuple[str, ...]
-    """What the policy may change about a job: `GPUs`, `batch`, `CPUs`; only `pause` if it can just pause jobs; () if it
-    never stops one."""
+    """Changes that the policy may make to a job: `GPUs`, `batch`, `CPUs`; `pause` if it only pauses jobs; () if it makes
+    none."""
     speeds: str
     """`true speeds` if the policy knows in advance how fast jobs run as requested, `best batch` if users knew which
     batch is fastest, both with a comma between them, or ""."""

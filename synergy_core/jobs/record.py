@@ -74,7 +74,7 @@ class Job:
     """Instant until which mechanisms take no GPUs from the job. Other policies take none either if it is after
     first_step_s. Drivers set it where a job might otherwise never begin, or never save its progress."""
     restarts: int = field(default=0, init=False)
-    """Number of starts after the first, without moves that need no restart."""
+    """Number of starts after the first one, excluding moves without a restart."""
     running: bool = field(default=False, init=False)
     """Whether the job holds GPUs."""
     moved: bool = field(default=False, init=False)

@@ -59,7 +59,7 @@ class JobView:
     queue_entered_s: float = _shown("queue_entered_s")
     """Instant at which the key last changed at its `OrderingPolicy.next_change`; at first that of submission."""
     restarts: int = _shown("restarts")
-    """Number of starts after the first, without moves that need no restart."""
+    """Number of starts after the first one, excluding moves without a restart."""
     running: bool = _shown("running")
     """Whether the job holds GPUs."""
 

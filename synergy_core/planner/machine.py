@@ -545,10 +545,9 @@ are edge-disjoint cycles through all n GPUs, in both directions. Five GPUs have 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Constants of one type of link under NCCL, whose two protocols are modelled; the faster one is used.
+    """Constants of one type of link under NCCL. Two protocols are modelled; the faster one counts.
 
-    The first protocol takes fixed_s, hop_s for each step of a ring or tree, the wire time, and 2 √(ramp_s · wire time)
-    to fill the pipeline of chunks. The second takes low_fixed_s, low_hop_s for each step, and wire time ÷ low_share.
+    Both take a fixed time, a time for each step of a ring or tree, and the wire time: bytes ÷ (rate · efficiency).
     """
 
     efficiency: float
@@ -558,13 +557,13 @@ class Link:
     hop_s: float
     """Seconds of the first protocol for each step."""
     ramp_s: float
-    """Time constant of the first protocol's pipeline of chunks."""
+    """Time constant: the first protocol takes 2 √(ramp_s · wire time) in addition, to fill its pipeline of chunks."""
     low_fixed_s: float
     """Fixed seconds of the second protocol."""
     low_hop_s: float
     """Seconds of the second protocol for each step."""
     low_share: float
-    """Rate of the second protocol ÷ rate of the first."""
+    """Rate of the second protocol ÷ rate of the first; its wire time is divided by this fraction."""
     exchange: float
     """Rate of all-to-alls ÷ rate of other collectives."""
     switch_efficiency: float = 0.0

@@ -237,8 +237,8 @@ class OrderingPolicy(_Policy):
     preemptive: bool = False
     """Whether a job may be stopped for one with a smaller key."""
     backfill: Backfill = "greedy"
-    """What later jobs may do while a job does not fit: "none" (all wait), "greedy" (any job that fits runs), "easy" (a
-    job runs if it fits and, by its estimate, does not delay the first waiting job)."""
+    """Rule for later jobs while a job does not fit: "none" (all wait), "greedy" (any job that fits runs), "easy" (a job
+    runs if it fits and, by its estimate, does not delay the first waiting job)."""
     falls_while_running: bool = False
     """Whether the key's first entry is a time that falls by a second per second while the job runs."""
     next_change: ChangeFunction | None = None

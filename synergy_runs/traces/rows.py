@@ -313,7 +313,7 @@ class TraceRows:
     start_s: Floats = _column(UNKNOWN)
     """Instant at which the job first held its GPUs in the log; NaN if unknown."""
     end_state: NDArray[np.int8] = _column("completed", np.int8, names="end_states")
-    """One of `STATES`."""
+    """End state, an index into `STATES`."""
     line: NDArray[np.int32] = _column(kind=np.int32)
     """Line of the job in the file."""
     job_name: list[str] = field(default_factory=list)
