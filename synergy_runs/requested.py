@@ -57,7 +57,7 @@ class Terms:
     information: Information | Literal[""]
     """The policy's level of information about training jobs; "" if it learns nothing about them."""
     may_change: tuple[str, ...]
-    """Changes that the policy may make to a job: `GPUs`, `batch`, `CPUs`; `pause` if it only pauses jobs; () if it makes
+    """Changes that the policy may make to a job: `GPUs`, `batch`, `CPUs`; `pause` if it only pauses jobs; () for
     none."""
     speeds: str
     """`true speeds` if the policy knows in advance how fast jobs run as requested, `best batch` if users knew which

@@ -46,7 +46,7 @@ class SynergyTask:
     """Beliefs about one data-parallel job: throughput models that are fitted to its reports."""
 
     spec: JobSpec
-    """The job as its user submitted it, without what the policy may not know."""
+    """The job as its user submitted it, without the declared work or input profile if the policy may not know them."""
     pool: Observations
     """Observations of the job alone or, if jobs share reports, of all jobs of its application."""
     _: KW_ONLY
