@@ -43,21 +43,24 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """Events in order of time, one row each, except that a start on k nodes has k rows (`part` counts them from 0).
-
-    time_s: seconds since the window's start. gpus: number of the job's GPUs. node, gpu_mask: for starts, the node's
-    number in `Cluster.boards` and the mask of its GPUs (bit i = GPU i); −1 and 0 otherwise. reason: for stops, a
-    `scheduling.reasons.Stopped`; 0 otherwise, and if it was not recorded.
-    """
+    """Events in order of time, one row each, except that a start on k nodes has k rows."""
 
     time_s: NDArray[np.float64]
+    """Seconds since the window's start."""
     kind: NDArray[np.uint8]
+    """A `Kind`."""
     job_id: NDArray[np.int32]
+    """The job's row in the workload."""
     gpus: NDArray[np.int32]
+    """Number of GPUs of the whole job."""
     part: NDArray[np.uint16]
+    """Number of the row among those of its start, from 0; 0 for other events."""
     node: NDArray[np.int32]
+    """Number of a start's node in `Cluster.boards`; −1 for other events, and if it is unknown."""
     gpu_mask: NDArray[np.uint64]
+    """Mask of a start's GPUs on that node (bit i = GPU i); 0 for other events, and if it is unknown."""
     reason: NDArray[np.uint8]
+    """A `scheduling.reasons.Stopped` for stops; 0 for other events, and if it was not recorded."""
 
     def digest(self) -> str:
         """SHA-256 of all columns except `reason`; equal digests mean that the same events happened."""
@@ -251,36 +254,44 @@ class DecisionLog:
 
 @dataclass(frozen=True)
 class Run:
-    """The inputs and the facts of one policy's run.
-
-    oracle: whether the policy reads true values, such as run times (starred in tables); truth_read: these, in words.
-    information: the policy's level of information about training jobs, "" if it learns nothing about them.
-    learns_input: whether the policy learned the speed of input preparation from reports instead of profiles. terms:
-    fields of `requested.Terms`; {} for the schedule in the log. seed: the workload's seed.
-    predicted_duration_s: one per job, NaN if the policy predicted none. simulation_cpu_s: CPU time of the simulation
-    alone. peak_memory_bytes: maximum resident memory of the process. shares: None if the policy does not share out CPUs
-    and memory. training: None if no job's batch is known. pooled: whether shares are limited by the sum over
-    all nodes of a GPU type instead of by each node. lost_gpu_s: GPU-seconds of training lost by stops.
-    """
+    """The inputs and the facts of one policy's run."""
 
     policy: str
+    """Name of the policy with its parameters, or `AS_LOGGED` for the schedule in the log."""
     oracle: bool
+    """Whether the policy reads true values, such as run times; starred in tables."""
     seed: int
+    """The workload's seed."""
     workload: Workload
+    """The jobs."""
     cluster: Cluster
+    """The simulated cluster."""
     events: Events
+    """The log of events."""
     decisions: Decisions
+    """The scheduler's decisions; empty for the schedule in the log."""
     predicted_duration_s: NDArray[np.float64]
+    """(jobs,) predicted run time; NaN if the policy predicted none."""
     simulation_cpu_s: float
+    """CPU time of the simulation alone; 0 for the schedule in the log."""
     peak_memory_bytes: int
+    """Maximum resident memory of the process; 0 for the schedule in the log."""
     information: str = ""
+    """The policy's level of information about training jobs; "" if it learns nothing about them."""
     learns_input: bool = False
+    """Whether the policy learned the speed of input preparation from reports instead of profiles."""
     truth_read: str = ""
+    """The true values that the policy reads, in words; "" if none."""
     terms: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of `requested.Terms`; {} for the schedule in the log."""
     shares: Shares | None = None
+    """CPUs and memory of jobs; None if the policy does not share them out."""
     training: Training | None = None
+    """Batches and compressors of jobs; None if no job's batch is known."""
     lost_gpu_s: float = 0.0
+    """GPU-seconds of training lost by stops of the jobs that ended."""
     pooled: bool = False
+    """Whether shares are limited by the sum over all nodes of a GPU type instead of by each node."""
 
     @cached_property
     def held(self) -> Holdings:

@@ -46,25 +46,31 @@ _BATCH_FREEDOM = {"": 0, "requested": 1, "max": 2}
 class Terms:
     """A policy's information about jobs, and the changes that it may make to them.
 
-    policy: its name without added parameters. run_times: the run times it reads: none (""), `predicted`, `estimates` or
-    `true`. information: its level of information about training jobs, "" if it learns nothing about them. may_change:
-    what it may change about a job: `GPUs`, `batch`, `CPUs`; `pause` if it only pauses jobs. speeds: `true speeds` if it
-    knows in advance how fast jobs run as requested, `best batch` if users knew which batch is fastest, else "". plans:
-    whether it reads the planner's full tables.
-    Limits: growth: a job gets at most `growth` × the most GPUs on which it (or, if reports are shared, any job of its
-    model) was observed; first_gpus: always allowed GPUs; batch_limit: `max` or `requested`. They are 0, 0 and
-    "" if the policy does not choose GPUs or batches, or has no such limit.
+    The limits growth, first_gpus and batch_limit are 0, 0 and "" if the policy does not choose GPUs or batches, or has
+    no such limit.
     """
 
     policy: str
+    """The policy's name without parameters and `+plans`."""
     run_times: str
+    """Run times that the policy reads: none (""), `predicted`, `estimates` or `true`."""
     information: Information | Literal[""]
+    """The policy's level of information about training jobs; "" if it learns nothing about them."""
     may_change: tuple[str, ...]
+    """Changes that the policy may make to a job: `GPUs`, `batch`, `CPUs`; `pause` if it only pauses jobs; () for
+    none."""
     speeds: str
+    """`true speeds` if the policy knows in advance how fast jobs run as requested, `best batch` if users knew which
+    batch is fastest, both with a comma between them, or ""."""
     plans: bool
+    """Whether the policy reads the planner's full tables."""
     growth: float
+    """Limit of GPUs: a job gets at most `growth` × the most GPUs on which it, or any job of its model if reports are
+    shared, was observed."""
     first_gpus: int
+    """Number of GPUs that is always allowed."""
     batch_limit: str
+    """Limit of the batch: `max` (the job's largest) or `requested`."""
 
     @property
     def resizes(self) -> bool:

@@ -46,76 +46,106 @@ class Conversion:
 class Workload:
     """Jobs to replay. Row i is job i; rows are in order of submission, with ties in the trace's order.
 
-    submit_time_s: from the window's start; duration_s: the job's run time in the trace, on its `gpus`;
-    estimate_s: run time that the user declared (if the trace has none, a seeded over-estimate, see `with_estimates`).
-    cpus, memory_bytes: CPU cores and host memory that the whole job requests in the trace, NaN if unknown.
-    global_batch: requested samples, 0 if the log has none. work_scale: a training job's work ÷ the work of its model;
-    NaN for a job with only a run time (`synergy_sim.assignment` makes training jobs). iterations: number of iterations
-    at the requested batch after which the job is done, NaN if unknown.
-    estimate_drawn: whether `with_estimates` drew the estimate. carried: whether the job was submitted before the window
-    and was still active at the window's start (`synergy_runs.inputs`); then its duration and estimate are the remaining
-    part, and ran_before_s is the part before. measured: whether results include the job (`with_measured`).
-    log_wait_s: time from submission to start in the log, NaN if unknown. log_room_s: the part of it in which as many
-    GPUs as the job needs were free in the log (`room.seconds_with_room`).
     Times lie on the grid of `synergy_core.units`. `*_code` columns index the tuples of the same name.
-    models_assigned: whether `synergy_sim.assignment` gave jobs models and derived their work from run times;
-    assumptions: assumptions that a reader must know, one sentence each.
-    gpu_types: types that jobs request and are bound to; given_gpu_types: types that jobs ran on in the log; '' for
-    none.
-    timed_on: GPU type on which run times were logged; '' if it is unknown and run times count as equal on all types.
-    converted_by: factor that converted each logged run time to another GPU type; conversions: origin of these factors.
-    seen: the cluster, estimated from the log's jobs. windows: disjoint windows of the log with jobs in each, as values
-    of trace.window; just enough for a confidence interval, or empty if the log is too short.
-    line: the job's line in its file, 0 if generated. bad_rows: number of impossible rows left out; bad_examples: the
-    first of them.
     """
 
     name: str
+    """Name of the trace."""
     source: str
+    """File and format of the trace, in words, also of generated jobs."""
     sha256: str
+    """SHA-256 of the job log or, of generated jobs, of their main columns."""
     origin_s: float
+    """The window's start in seconds since 1970."""
     job_name: list[str]
+    """Names of the jobs in the trace."""
     submit_time_s: Floats
+    """Seconds from the window's start to the submission; 0 for carried jobs."""
     duration_s: Floats
+    """Run time of the job in the trace, on its `gpus`; the remaining part for carried jobs."""
     estimate_s: Floats
+    """Run time that the user declared or, if the trace has none, a seeded over-estimate (`with_estimates`); the
+    remaining part for carried jobs."""
     gpus: Ints
+    """Number of GPUs that the job requests."""
     cpus: Floats
+    """CPU cores that the whole job requests in the trace; NaN if unknown."""
     memory_bytes: Floats
+    """Host memory that the whole job requests in the trace; NaN if unknown."""
     virtual_cluster_code: Ints
+    """Tenant."""
     virtual_clusters: tuple[str, ...]
+    """Names of the tenants."""
     user_code: Ints
+    """User."""
     users: tuple[str, ...]
+    """Names of the users."""
     partition_code: Ints
+    """Partition in the log."""
     partitions: tuple[str, ...]
+    """Names of the partitions."""
     gpu_type_code: Ints
+    """GPU type that the job requests and is bound to."""
     gpu_types: tuple[str, ...]
+    """Names of the requested types; "" for none."""
     given_gpu_type_code: Ints
+    """GPU type on which the job ran in the log."""
     given_gpu_types: tuple[str, ...]
+    """Names of the types on which jobs ran; "" if it is unknown."""
     model_code: Ints
+    """Model that the job trains."""
     models: tuple[str, ...]
+    """Names of the models; "" for none."""
     global_batch: Ints
+    """Samples per iteration that the user requested; 0 if the log has none."""
     work_scale: Floats
+    """Work of a training job ÷ the work of its model; NaN for a job with only a run time (`synergy_sim.assignment`
+    makes training jobs)."""
     iterations: Floats
+    """Number of iterations at the requested batch after which the job is done; NaN if unknown."""
     estimate_drawn: Mask
+    """Whether `with_estimates` drew the estimate."""
     carried: Mask
+    """Whether the job was submitted before the window and was still active at the window's start
+    (`synergy_runs.inputs`)."""
     measured: Mask
+    """Whether results include the job (`with_measured`)."""
     ran_before_s: Floats
+    """Part of the run time that lies before the window, of carried jobs; 0 for others."""
     log_wait_s: Floats
+    """Seconds from submission, or from the window's start for carried jobs, to the start in the log; NaN if unknown."""
     log_room_s: Floats
+    """Part of the logged wait in which as many GPUs as the job needs were free in the log (`room.seconds_with_room`);
+    NaN if unknown."""
     converted_by: Floats
+    """Factor by which the logged run time was converted to another GPU type; 1 if it was not."""
     end_state_code: Ints
+    """Index into `rows.STATES`."""
     line: Ints
+    """Line of the job in its file; 0 if generated."""
     quotas: dict[str, int]
+    """GPUs of each tenant, as the log gives them; {} if it gives none."""
     left_out: dict[str, int]
+    """Reason → number of jobs in the log that never ran or used no GPU."""
     bad_rows: int
+    """Number of impossible rows that were left out."""
     bad_examples: tuple[BadRow, ...]
+    """The first of these rows."""
     notes: tuple[str, ...]
+    """Notes about the trace, one sentence each."""
     timed_on: str = ""
+    """GPU type on which run times were logged; "" if it is unknown and run times count as equal on all types."""
     models_assigned: bool = False
+    """Whether `synergy_sim.assignment` gave jobs models and derived their work from run times."""
     assumptions: tuple[str, ...] = ()
+    """Assumptions that a reader must know, one sentence each."""
     conversions: tuple[Conversion, ...] = ()
+    """Origin of the factors in converted_by."""
     seen: SeenCluster = NOTHING_SEEN
+    """The cluster, estimated from the log's jobs."""
     windows: tuple[str, ...] = ()
+    """Disjoint windows of the log with jobs in each, as values of trace.window: just enough for a confidence interval,
+    or empty if the log is too short."""
 
     def __len__(self) -> int:
         return len(self.submit_time_s)

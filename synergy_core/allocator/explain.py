@@ -67,36 +67,46 @@ def _amount(value: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """One job in a solved problem.
-
-    chosen: the job's row, None if it got nothing. wanted: the row of highest utility, None if no row that the cluster
-    could hold has a positive utility. with_more: the best row with as many GPUs as `chosen` and more CPUs or memory,
-    None if no such row gains anything. rows: the rows of highest reduced utility, `chosen` and `wanted`. limits: all
-    capacities and quotas. resources: the names of the resources with a price. bound_by: the resource for which
-    `with_more`, or else `wanted`, pays most more than `chosen`; "nodes" if it pays no more but does not fit; "" if
-    there is no better row. missing_utility: the highest reduced utility of any row, 0 for none, minus that of `wanted`.
-    rounding_loss: the highest minus that of `chosen`, lost because GPUs cannot be divided. price_fraction: the largest
-    fraction of these prices, in [0, 1], at which `wanted` is the best row. forced: whether the job had to keep its row.
-    objective, bound, gap: of the round, as in `Solution`. notes: further sentences.
-    """
+    """One job in a solved problem: its row, the rows that it could have had, and their prices."""
 
     job: int
+    """Index of the job in the problem."""
     label: str
+    """Name of the job in the text, by default `job 7`."""
     forced: bool
+    """Whether the job had to keep its row (`Problem.forced`)."""
     chosen: ExplainedRow | None
+    """The job's row; None if it got nothing."""
     wanted: ExplainedRow | None
+    """The row of highest utility; None if no row that the cluster could hold has a positive utility."""
     rows: tuple[ExplainedRow, ...]
+    """The rows of highest reduced utility, at most `MAX_ROWS`, then `chosen` and `wanted` if they are not among them.
+    """
     limits: tuple[Limit, ...]
+    """All capacities and quotas."""
     missing_utility: float
+    """Highest reduced utility of any row, 0 for none, minus that of `wanted`; at least 0."""
     price_fraction: float
+    """Largest fraction of these prices, in [0, 1], at which `wanted` is the best row."""
     rounding_loss: float
+    """Highest reduced utility of any row, 0 for none, minus that of `chosen`. It is lost because GPUs cannot be
+    divided; at least 0."""
     resources: tuple[str, ...]
+    """Names of the resources that have a price."""
     with_more: ExplainedRow | None
+    """The row of highest utility with as many GPUs as `chosen` and more CPUs or memory; None if no such row gains more
+    than the fraction `MIN_GAIN` of the job's utility."""
     bound_by: str
+    """The resource on which `with_more`, or else `wanted`, would spend most more than `chosen`. "nodes" if that row
+    costs no more but does not fit; "" if there is no better row."""
     objective: float
+    """Total utility of the round, as in `Solution`."""
     bound: float
+    """Upper bound on that utility, as in `Solution`."""
     gap: float
+    """Relative gap between the two, as in `Solution`."""
     notes: tuple[str, ...] = ()
+    """Further sentences, printed after the reasons."""
 
     def as_dict(self) -> dict[str, Any]:
         """The explanation as plain values, for JSON."""

@@ -32,23 +32,30 @@ MAX_STALLED_STEPS = 6
 
 @dataclass(slots=True)
 class OpenJobs:
-    """The jobs of a problem that are not forced, and what forced jobs leave free. The last column, C, means no GPUs.
+    """The jobs of a problem that are not forced, and the capacity that forced jobs leave.
 
-    jobs: (F,) indices into the problem. utility: (F, C + 1), −inf if not positive or if a demand exceeds `room`. gpus:
-    (C + 1,). demands: as in `Problem`. room: (R,) what forced jobs leave of every limit; the first `types` are GPUs.
-    choice: (J,) configurations of the forced jobs, else −1. value: their utility. parallel: whether CPUs or memory are
-    limited, too; demands for them are nearly proportional to those for GPUs, so many prices are nearly equally good.
+    Columns are the C configurations, and a last one, C, for no GPUs, which uses nothing and has utility 0.
     """
 
     jobs: Ints
+    """(F,) indices into the problem."""
     utility: Floats
+    """(F, C + 1) utility; −inf for a configuration whose utility is not positive, or whose demand exceeds `room`."""
     gpus: Floats
+    """(C + 1,) GPUs of each column."""
     types: int
+    """T, the number of GPU types. The first T limits are those of GPUs."""
     demands: list[Demand]
+    """Demands as in `Problem`, for the open jobs and C + 1 columns."""
     room: Floats
+    """(R,) amount of every limit that forced jobs leave."""
     choice: Ints
+    """(J,) configurations of the forced jobs, −1 for all other jobs."""
     value: float
+    """Total utility of the forced jobs."""
     parallel: bool
+    """Whether CPUs or memory are limited, too. Demands for them are nearly proportional to those for GPUs, so many
+    prices are nearly equally good."""
 
     def reduced(self, prices: Floats) -> Floats:
         """(F, C + 1) reduced utility."""

@@ -81,22 +81,26 @@ class OtherResources:
 class Problem:
     """One round's choice for J jobs among C configurations on T GPU types, with quotas for V tenants.
 
-    utility: (J, C) float64, of job j in configuration c; −inf if not allowed. A job without GPUs has utility 0, so a
-    configuration of utility ≤ 0 is chosen only if forced. gpus: (C,) ≥ 1. gpu_type: (C,) indices into capacity.
-    capacity: (T,) GPUs. forced: (J,) the configuration that a job must keep, −1 for none; None if no job is forced.
-    tenant: (J,) indices into quota, or (J, C) if a tenant has several; quota: (V,) GPUs; set both or neither. others:
-    None if only GPUs are limited. Raises InputError if shapes or ranges do not match, for NaN and +inf, and if the
-    forced jobs alone exceed a limit.
+    Raises InputError if shapes or ranges do not match, for NaN and +inf, and if the forced jobs alone exceed a limit.
     """
 
     utility: Floats
+    """(J, C) float64, utility of job j in configuration c; −inf if it is not allowed. A job without GPUs has utility 0,
+    so a configuration of utility ≤ 0 is chosen only if it is forced."""
     gpus: Ints
+    """(C,) GPUs of each configuration, ≥ 1."""
     gpu_type: Ints
+    """(C,) index into `capacity` of each configuration."""
     capacity: Ints
+    """(T,) GPUs of each type, ≥ 0."""
     forced: Ints | None = None
+    """(J,) configuration that a job must keep, −1 for none; None if no job is forced."""
     tenant: Ints | None = None
+    """(J,) index into `quota` of each job, or (J, C) if the quota depends on the configuration. Set both or neither."""
     quota: Ints | None = None
+    """(V,) GPUs of each quota, ≥ 0; None without quotas."""
     others: OtherResources | None = None
+    """Limits of other resources, such as CPUs; None if only GPUs are limited."""
 
     def __post_init__(self) -> None:
         self._check_arrays()

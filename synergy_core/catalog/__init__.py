@@ -285,33 +285,43 @@ allocates 32 MiB of workspace, and training software has FlashAttention."""
 
 @dataclass(frozen=True, slots=True)
 class GpuSheet:
-    """A GPU type's data sheet.
-
-    maker: nothing was measured but NVIDIA's. architecture: the maker's name of the generation. compute_capability:
-    NVIDIA's number for the generation's features (developer.nvidia.com/cuda-gpus); 0 for other makers, which have none.
-    shared_lanes: whether half of the fp32 lanes also execute integer instructions. tensor_flops_per_s: dense peak of
-    matrix products that accumulate in fp32, by supported precision: fp16, bf16, tf32, fp8, fp4. clock_hz: boost clock.
-    link_bytes_per_s: all NVLinks of one GPU, or another maker's links, one way; 0 without. pcie_bytes_per_s: to the
-    host, one way. inline_ecc: whether ECC bits occupy part of the memory (GDDR6 of data-centre cards).
-    """
+    """A GPU type's data sheet."""
 
     name: str
+    """The GPU type's name, which is the file's name."""
     title: str
+    """Name in printed text, such as `A100 SXM4 80 GB`."""
     architecture: str
+    """The maker's name of the generation, such as `ampere`."""
     fp32_flops_per_s: float
+    """Peak fp32 rate without tensor cores."""
     memory_bandwidth_bytes_per_s: float
+    """Peak bandwidth of the GPU's memory."""
     memory_bytes: float
+    """Size of the GPU's memory."""
     tensor_flops_per_s: Mapping[str, float] = field(hash=False)
+    """Dense peak of matrix products that accumulate in fp32, by supported precision: fp16, bf16, tf32, fp8, fp4."""
     multiprocessors: int
+    """Number of streaming multiprocessors, or of another maker's equivalent."""
     clock_hz: float
+    """Boost clock."""
     link_bytes_per_s: float
+    """Rate of all NVLinks of one GPU, or of another maker's links, one way; 0 without links."""
     pcie_bytes_per_s: float
+    """Rate of the link to the host, one way."""
     source: str
+    """Documents that the figures come from."""
     aliases: tuple[str, ...] = ()
+    """Other names of the GPU type, in lower case."""
     maker: str = NVIDIA
+    """The manufacturer. Only NVIDIA's GPUs were measured."""
     compute_capability: float = 0.0
+    """NVIDIA's number for the generation's features (developer.nvidia.com/cuda-gpus); 0 for other makers, which have
+    none."""
     shared_lanes: bool = False
+    """Whether half of the fp32 lanes also execute integer instructions."""
     inline_ecc: bool = False
+    """Whether ECC bits occupy part of the memory (GDDR6 of data-centre cards)."""
 
     def __post_init__(self) -> None:
         for kind in self.tensor_flops_per_s:

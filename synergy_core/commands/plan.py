@@ -307,20 +307,26 @@ def _counts(key: str, text: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class PlanAnswer:
-    """The plans on one GPU type. step_flops: model FLOPs per step, with causal attention at half. whole_attention:
-    factor from them to those with it whole. step_tokens: tokens per step. price: per GPU-hour. time_bands: error
-    intervals of step times by number of GPUs; None if a user's constants have none. memory_band: that of memory.
-    constants: whose constants predicted, in words; empty for the shipped ones where no others were given."""
+    """The plans of a model on one GPU type, and what is needed to print them."""
 
     table: PlanTable
+    """The plans, with their step times and memory."""
     software: Software
+    """The training stack, as it runs on this GPU type."""
     step_flops: float
+    """FLOPs of the model in a step, with causal attention counted at half."""
     whole_attention: float
+    """FLOPs with causal attention counted whole ÷ step_flops."""
     step_tokens: int
+    """Tokens per step."""
     price: float | None
+    """Price of a GPU-hour; None if the user gave none."""
     time_bands: dict[int, Band | None]
+    """Error intervals of step times, by number of GPUs; None if a user's own constants have none."""
     memory_band: Band
+    """Error interval of memory."""
     constants: str
+    """Origin of the constants, in words; "" if they are the shipped ones and the user gave none."""
 
     def basis(self) -> list[str]:
         """Sentences that name the held-out measurements behind the bands, and what is extrapolated."""

@@ -43,27 +43,30 @@ PaceRequest = tuple["SynergyTask", Theta, str, int]
 
 @dataclass(slots=True, eq=False)
 class SynergyTask:
-    """Beliefs about one data-parallel job: throughput models that are fitted to its reports.
-
-    spec: what its user submitted. pool: the job's own observations, or its application's. statistics: (squared norm,
-    variance) of the gradient as last reported. done_work: reported iterations at the initial batch. shared: whether
-    other jobs use the pool too. declares: whether declared work is known. scheduled: whether the scheduler chooses the
-    plan when it decides, because another plan may need a restart; else the job chooses its plan as it trains.
-    gpu_slowdown: GPU time of the last step ÷ its time at `spec.requested_rate`; None before the first report. paces: a
-    key of all inputs, and the job's row of `Beliefs.paces` computed from them (goodputs, then samples per second).
-    """
+    """Beliefs about one data-parallel job: throughput models that are fitted to its reports."""
 
     spec: JobSpec
+    """The job as its user submitted it, without the declared work or input profile if the policy may not know them."""
     pool: Observations
+    """Observations of the job alone or, if jobs share reports, of all jobs of its application."""
     _: KW_ONLY
     shared: bool
+    """Whether other jobs use the pool too."""
     declares: bool
+    """Whether declared work is known."""
     statistics: tuple[float, float] | None = field(default=None, init=False)
+    """(squared norm, variance) of the gradient as last reported; None before the first report."""
     done_work: float = field(default=0.0, init=False)
+    """Reported progress, in iterations at the initial batch."""
     gpu_slowdown: float | None = field(default=None, init=False)
+    """GPU time per sample in the last reported step ÷ that at `spec.requested_rate`; None before the first report."""
     paces: tuple[object, Floats] | None = field(default=None, init=False)
+    """A key of all inputs, and the job's row of `Beliefs.paces` computed from them: goodputs, then samples per second.
+    None before it is computed."""
 
     scheduled: ClassVar[bool] = False
+    """Whether the scheduler chooses the plan when it decides, because another plan may need a restart. Otherwise the
+    job chooses its plan as it trains."""
 
     @property
     def exchange(self) -> GradientExchange | None:

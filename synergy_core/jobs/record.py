@@ -31,51 +31,71 @@ def by_request(requested: Share, share: Share) -> float:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Job:
-    """The scheduler's record of one job. Policies read it through a `JobView`; drivers subclass it to add fields.
-
-    placement: where the job runs, empty while it waits. held_gpus: the number of GPUs there. share: CPUs and memory per
-    held GPU; None if the scheduler shares out neither. waits_since_s: when the job was submitted or last stopped.
-    first_step_s: when training starts or restarts, as far as the driver knows. spec: what the user submitted; task: the
-    beliefs about it; both are None for a job that only has a run time. plan: the present plan if the scheduler chooses
-    it (`SynergyTask.scheduled`), else None. past_service_gpu_s: service attained before the job last began anew.
-    requested: CPUs and memory per GPU that the user requested, or None. keeps_until_s: until this instant, mechanisms
-    take no GPUs from the job; policies take none either if the instant is after first_step_s. Drivers set it where a
-    job might otherwise never begin, or never save its progress. priority: requested by the user; policies that read it
-    run higher priorities first. starved: whether the job has waited so long that it starts before others, and then
-    keeps its GPUs for a while (`synergy_core.scheduling.starvation`). ticket: set by the queue to find the job's entry.
-    """
+    """The scheduler's record of one job. Policies read it through a `JobView`; drivers subclass it to add fields."""
 
     job_id: int
+    """Number of the job, unique in a run."""
     submit_time_s: float
+    """Instant of submission on the driver's clock."""
     gpus: int
+    """Number of GPUs that the user requested."""
     _: KW_ONLY
     virtual_cluster: str = ""
+    """Name of the tenant; "" without tenants."""
     user: str = ""
+    """Name of the user; "" if unknown."""
     gpu_type: str = ""
+    """GPU type that the user requested; "" means any."""
     estimate_s: float = NEVER
+    """Run time that the user declared; inf if none."""
     requested: Share | None = None
+    """CPUs and memory per GPU that the user requested; None if the user requested none."""
     priority: int = 0
+    """Priority that the user requested. Policies that read it run higher priorities first."""
     predicted_duration_s: float = field(default=NONE, init=False)
+    """Predicted run time on the requested GPUs; NaN if the policy reads no predictions."""
     attained_service_gpu_s: float = field(default=0.0, init=False)
+    """GPU-seconds held until `settled_s`."""
     past_service_gpu_s: float = field(default=0.0, init=False)
+    """Service attained before the job last began anew (`begin_anew`)."""
     waited_s: float = field(default=0.0, init=False)
+    """Seconds for which the job has waited since it first held GPUs after it was submitted or last began anew."""
     settled_s: float = field(init=False)
+    """Instant until which service and waiting are counted (`settle`)."""
     waits_since_s: float = field(init=False)
+    """Instant at which the job was submitted or last stopped."""
     queue_entered_s: float = field(init=False)
+    """Instant at which the key last changed at its `OrderingPolicy.next_change`; at first that of submission."""
     first_start_s: float = field(default=NEVER, init=False)
+    """Instant of the first start; inf before it."""
     first_step_s: float = field(default=NEVER, init=False)
+    """Instant at which training starts or restarts, as far as the driver knows; inf before it is known."""
     keeps_until_s: float = field(default=-NEVER, init=False)
+    """Instant until which mechanisms take no GPUs from the job. Other policies take none either if it is after
+    first_step_s. Drivers set it where a job might otherwise never begin, or never save its progress."""
     restarts: int = field(default=0, init=False)
+    """Number of starts after the first one, excluding moves without a restart."""
     running: bool = field(default=False, init=False)
+    """Whether the job holds GPUs."""
     moved: bool = field(default=False, init=False)
+    """Whether the last start was a move without a restart."""
     held_gpus: int = field(default=0, init=False)
+    """Number of GPUs that the job holds; 0 while it waits."""
     placement: Placed = field(default=(), init=False)
+    """GPUs that the job holds, by node; empty while it waits."""
     spec: JobSpec | None = field(default=None, init=False)
+    """The user's specification; None for a job that only has a run time."""
     task: SynergyTask | None = field(default=None, init=False)
+    """The beliefs about the job; None if the policy reads none, or for a job that only has a run time."""
     plan: Plan | None = field(default=None, init=False)
+    """The present plan if the scheduler chooses it (`SynergyTask.scheduled`), else None."""
     share: Share | None = field(default=None, init=False)
+    """CPUs and memory per held GPU; None if the scheduler shares out neither."""
     starved: bool = field(default=False, init=False)
+    """Whether the job has waited so long that it starts before others, and then keeps its GPUs for a while
+    (`synergy_core.scheduling.starvation`)."""
     ticket: object = field(default=None, init=False)
+    """The queue's own entry for the job, by which it finds the job again; None outside the queue."""
 
     def __post_init__(self) -> None:
         self.settled_s = self.waits_since_s = self.queue_entered_s = self.submit_time_s

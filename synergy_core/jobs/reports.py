@@ -214,32 +214,44 @@ _serials = itertools.count(1)
 class Observations:
     """Step times by GPU type and point, the models fitted to them, and the first gradient statistics.
 
-    inputs: reported input speeds; None if not learned. plain_exchanges: step and synchronisation seconds of steps whose
-    uncompressed exchange was measured, by GPU type and whether across nodes. exchanges: learned ratios of compressed
-    exchanges. choices: cached plans of tasks. most_gpus: the largest number of GPUs observed. overhead: wall time of
-    iterations ÷ sum of measured step times. too_large: (GPU type, GPUs, requested batch) where a job ran out of memory.
-    one_type: GPU types whose observations are fitted as if they were of one type; () if each type has its own model.
-    version: grows with every change of beliefs. serial: unique to this object. Jobs with plans have ratios of observed
-    to planned step times instead of models.
+    Jobs with plans have ratios of observed to planned step times instead of models.
     """
 
     inputs: InputReports | None = None
+    """Reported input speeds; None if input speeds are not learned."""
     first_statistics: tuple[float, float] | None = None
+    """First reported (squared norm, variance) of the gradient; None before any report."""
     models: dict[str, Theta] = field(default_factory=dict)
+    """Constants θ of the fitted throughput model, by GPU type."""
     plain_exchanges: dict[tuple[str, bool], list[tuple[float, float]]] = field(default_factory=dict)
+    """(step, synchronisation) seconds of steps with an uncompressed exchange, by GPU type and whether across nodes. An
+    empty list means that such exchanges took place but were not measured apart from computing."""
     exchanges: SeenExchanges = field(default_factory=SeenExchanges)
+    """Learned ratios of compressed exchanges."""
     choices: dict[tuple[object, ...], Plan] = field(default_factory=dict)
+    """Cached plans of tasks."""
     most_gpus: int = 0
+    """Largest number of GPUs observed; 0 before any report."""
     overhead: float = 1.0
+    """Wall time of iterations ÷ sum of their measured step times."""
     one_type: tuple[str, ...] = ()
+    """GPU types whose observations are fitted as if they were of one type; () if each type has its own model."""
     version: int = 0
+    """Number that grows with every change of beliefs."""
     serial: int = field(default_factory=_serials.__next__)
+    """Number that is unique to this object."""
     _steps: dict[str, dict[Point, tuple[float, float]]] = field(default_factory=dict)
+    """(step, synchronisation) seconds by GPU type and point."""
     _stale: dict[str, None] = field(default_factory=dict)
+    """GPU types, as keys, with observations that their model was not fitted to."""
     _ratios: dict[str, dict[Point, float]] = field(default_factory=dict)
+    """Observed ÷ planned step time by GPU type and point, of jobs with plans."""
     _log_ratios: dict[str, float] = field(default_factory=dict)
+    """Sum of the logarithms of `_ratios`, by GPU type."""
     too_large: set[tuple[str, int, int]] = field(default_factory=set)
+    """(GPU type, GPUs, requested batch) on which a job ran out of memory."""
     _pending: list[Callable[[], None]] = field(default_factory=list)
+    """Calls that add the observations that other jobs see only after `merge`."""
 
     @property
     def stale(self) -> bool:

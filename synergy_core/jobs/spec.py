@@ -21,45 +21,54 @@ from synergy_core.units import Ints
 
 @dataclass(frozen=True)
 class JobSpec:
-    """A training job whose speed depends on its resources.
-
-    application: the label under which jobs may share observations. initial_batch: the global batch at which the
-    learning rate was tuned; max_batch: the largest allowed batch; requested_batch, requested_gpus: the user's request,
-    which policies that do not adapt batch and GPUs use. Batches are in samples. local_batches: the (smallest, largest)
-    number of samples that fit on a GPU, by GPU type. single_gpu_rate: samples/s of a short run on one GPU at the
-    largest batch that fits, by GPU type (Sia, SOSP 2023, section 3.2: under 20 GPU-seconds per type). requested_rate:
-    iterations/s with the requested GPUs and batch, by GPU type, for policies that read offline profiles. declared_work:
-    total iterations at the initial batch (epochs × samples ÷ initial batch). restart_s: time from a stop to the next
-    step, as measured on this cluster; declared_restart_s: the user's estimate of it; resize_s: the pause when an
-    elastic job changes only its number of GPUs, without a stop; for other jobs, the time of a restart. preemptible:
-    whether the job may be stopped or resized. fixed_batch: whether the job always trains at the requested batch.
-    min_gpus, most_gpus: limits of resizing. architecture: the planner's name of the model, whose parallel plans predict
-    the speed; if empty, throughput models fitted to observations predict it. With an architecture, the requested batch
-    is the initial batch. pipeline: input speed as profiled offline, hidden from policies that learn input speeds; if
-    None, training is assumed never to wait for input. exchange: allowed gradient exchanges between replicas; None if
-    gradients are never compressed. plan_exchange: the same for a job with parallel plans.
-    """
+    """A training job whose speed depends on its resources. Batches are in samples."""
 
     application: str
+    """Label under which jobs may share observations."""
     initial_batch: int
+    """Global batch at which the learning rate was tuned."""
     max_batch: int
+    """Largest allowed global batch."""
     requested_batch: int
+    """Global batch that the user requested, which policies that do not adapt batches use. The simulator sets the
+    initial batch of a job with the planner's plans to it."""
     requested_gpus: int
+    """Number of GPUs that the user requested, which policies that do not adapt GPUs use."""
     local_batches: Mapping[str, tuple[int, int]]
+    """(smallest, largest) number of samples that fit on a GPU, by GPU type."""
     single_gpu_rate: Mapping[str, float]
+    """Samples/s of a short run on one GPU at the largest batch that fits, by GPU type (Sia, SOSP 2023, section 3.2:
+    under 20 GPU-seconds per type)."""
     requested_rate: Mapping[str, float] = field(default_factory=dict)
+    """Iterations/s with the requested GPUs and batch, by GPU type, for policies that read offline profiles; empty
+    without a profile."""
     declared_work: float = float("inf")
+    """Total iterations at the initial batch (epochs × samples ÷ initial batch); inf if it is unknown."""
     restart_s: float = 30.0
+    """Time from a stop to the next step, as measured on this cluster."""
     declared_restart_s: float = 30.0
+    """The user's estimate of restart_s."""
     resize_s: float = 30.0
+    """Pause when an elastic job changes only its number of GPUs, without a stop; for other jobs, the time of a restart.
+    """
     fixed_batch: bool = False
+    """Whether the job always trains at the requested batch."""
     preemptible: bool = True
+    """Whether the job may be stopped, moved or resized."""
     min_gpus: int = 1
+    """Smallest number of GPUs on which the job runs."""
     most_gpus: int = 64
+    """Largest number of GPUs on which the job runs."""
     architecture: str = ""
+    """The planner's or the profile's name of the model, whose parallel plans predict the speed. If empty, throughput
+    models fitted to observations predict it."""
     pipeline: InputPipeline | None = None
+    """Input speed as profiled offline, hidden from policies that learn input speeds. None: training is assumed never to
+    wait for input."""
     exchange: GradientExchange | None = None
+    """Allowed gradient exchanges between replicas; None if gradients are never compressed."""
     plan_exchange: PlanExchange | None = None
+    """Allowed gradient exchanges of a job with parallel plans; None if gradients are never compressed."""
 
     @cached_property
     def smallest_local_batch(self) -> int:

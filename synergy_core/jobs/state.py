@@ -32,28 +32,36 @@ class JobView:
 
     Reading a name that only another view shows raises an InputError that says what to annotate. To read the names of
     two views: `class Both(EstimatedJobView, PredictedJobView): __slots__ = ()`.
-
-    submit_time_s: on the driver's clock. gpus: requested. attained_service_gpu_s: GPU-seconds held so far.
-    first_start_s: inf before the first start. queue_entered_s: when the key last changed at its `next_change`, at first
-    the time of submission. restarts: resumes after a preemption. recent_service_gpu_s: GPU-seconds held since the job
-    last began anew (`OrderingPolicy.begins_anew`) or was submitted. waited_s: seconds waited after the first of these.
     """
 
     __slots__ = ("_job",)
 
     _job: Any
+    """The scheduler's record, set before each call of the policy's function (`through`)."""
     job_id: int = _shown("job_id")
+    """Number of the job, unique in a run."""
     submit_time_s: float = _shown("submit_time_s")
+    """Instant of submission on the driver's clock."""
     gpus: int = _shown("gpus")
+    """Number of GPUs that the user requested."""
     virtual_cluster: str = _shown("virtual_cluster")
+    """Name of the tenant; "" without tenants."""
     user: str = _shown("user")
+    """Name of the user; "" if unknown."""
     attained_service_gpu_s: float = _shown("attained_service_gpu_s")
+    """GPU-seconds held so far."""
     recent_service_gpu_s: float = _shown("recent_service_gpu_s")
+    """GPU-seconds held since the job was submitted or last began anew (`OrderingPolicy.begins_anew`)."""
     waited_s: float = _shown("waited_s")
+    """Seconds for which the job has waited since it first held GPUs after it was submitted or last began anew."""
     first_start_s: float = _shown("first_start_s")
+    """Instant of the first start; inf before it."""
     queue_entered_s: float = _shown("queue_entered_s")
+    """Instant at which the key last changed at its `OrderingPolicy.next_change`; at first that of submission."""
     restarts: int = _shown("restarts")
+    """Number of starts after the first one, excluding moves without a restart."""
     running: bool = _shown("running")
+    """Whether the job holds GPUs."""
 
     def __getattr__(self, name: str) -> Any:
         raise not_shown(type(self), name, JOB_VIEWS)  # Python calls this only if the view has no such name
@@ -144,23 +152,25 @@ def through(view: type[JobView], function: Callable[..., Result]) -> Callable[..
 
 @dataclass(frozen=True, slots=True)
 class Allocations:
-    """An allocation policy's answer: the number of GPUs of each job of the state, in the state's order.
-
-    gpu_type: an index into the cluster's `gpu_types`, −1 for any type. objective, bound: of the problem that the policy
-    solved, else NaN. node_gpus: (jobs, nodes of the cluster), GPUs, from policies that choose nodes. share: (jobs, 2),
-    CPUs and bytes per GPU, from policies that share out CPUs and memory. solved: the problem and its solution
-    (`_choice.Solved` or `_choice.Placed`), for explanations, or None. memory: anything that the policy needs in its
-    next call, where it is `GoodputState.memory`; the policy itself keeps nothing between calls.
-    """
+    """An allocation policy's answer for each job of the state, in the state's order."""
 
     gpus: Ints
+    """(jobs,) number of GPUs; 0 for none."""
     gpu_type: Ints
+    """(jobs,) index into the cluster's `gpu_types`, −1 for any type."""
     objective: float = float("nan")
+    """Objective of the problem that the policy solved; NaN if it solved none."""
     bound: float = float("nan")
+    """Upper bound on that objective; NaN if the policy solved no problem."""
     node_gpus: Ints | None = None
+    """(jobs, nodes of the cluster) GPUs on each node, from policies that choose nodes; None from others."""
     share: Floats | None = None
+    """(jobs, 2) CPUs and bytes of memory per GPU, from policies that share them out; None from others."""
     memory: Any = None
+    """Anything that the policy needs in its next call, where it is `GoodputState.memory`. The policy itself keeps
+    nothing between calls."""
     solved: Any = None
+    """The problem and its solution (`_choice.Solved` or `_choice.Placed`), for explanations, or None."""
 
 
 SIZE_LIMITS = ("min_gpus", "most_fed_gpus", "fixed_gpus", "planned")
@@ -169,36 +179,47 @@ SIZE_LIMITS = ("min_gpus", "most_fed_gpus", "fixed_gpus", "planned")
 
 @dataclass(frozen=True)
 class ClusterState:
-    """All active jobs at one instant, in columns, in order of job id. Arrays are read-only and have one entry per job.
-
-    round_s: time until the next decision.
-    gpus: requested. held_gpus: held now, 0 while waiting. attained_service_gpu_s, first_start_s, restarts,
-    virtual_cluster and user (here indices into `virtual_clusters` and `users`): as in `JobView`.
-    gpu_type: requested, an index into the cluster's `gpu_types`, −1 for any. held_type: the present type, −1 while
-    waiting. must_stay: whether the job must get exactly the GPUs that it holds, because it runs and may not be stopped
-    at all (`JobSpec.preemptible`), or not before it has saved its progress.
-    allotted: (virtual clusters, GPU types), the most GPUs that each tenant may hold when idle GPUs are lent; None when
-    quotas apply.
-    """
+    """All active jobs at one instant, as columns in order of job id: read-only arrays with one entry per job."""
 
     now_s: float
+    """The instant, on the driver's clock."""
     round_s: float
+    """Time until the next decision."""
     cluster: Cluster
+    """The cluster and its quotas."""
     job_id: Ints
+    """Numbers of the jobs, ascending."""
     submit_time_s: Floats
+    """Instants of submission."""
     gpus: Ints
+    """Requested number of GPUs."""
     held_gpus: Ints
+    """Number of GPUs held now; 0 while waiting."""
     attained_service_gpu_s: Floats
+    """GPU-seconds held so far, as in `JobView`."""
     first_start_s: Floats
+    """Instant of the first start, as in `JobView`."""
     restarts: Ints
+    """Number of restarts, as in `JobView`."""
     gpu_type: Ints
+    """Requested GPU type, an index into the cluster's `gpu_types`; −1 for any. Policies that read goodput may give a
+    job with parallel plans any type."""
     held_type: Ints
+    """Present GPU type, an index like `gpu_type`; −1 while waiting."""
     must_stay: Bools
+    """Whether the job must get exactly the GPUs that it holds: it runs, and may not be stopped at all
+    (`JobSpec.preemptible`), or not before it has saved its progress, or had waited for too long (`Job.starved`)."""
     virtual_cluster: Ints
+    """Tenant, an index into `virtual_clusters`."""
     virtual_clusters: tuple[str, ...]
+    """Names of the tenants."""
     user: Ints
+    """User, an index into `users`."""
     users: tuple[str, ...]
+    """Names of the users."""
     allotted: Ints | None = field(default=None, kw_only=True)
+    """(virtual clusters, GPU types) the most GPUs that each tenant may hold when idle GPUs are lent; None when quotas
+    apply."""
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -429,39 +450,48 @@ SCALING_POWER = 0.9
 
 @dataclass(frozen=True)
 class GoodputState(ClusterState):
-    """Every active job with the scheduler's beliefs. Arrays as in `ClusterState`.
-
-    held_nodes: number of nodes held now. held_placement: GPUs held now, () while waiting. pinned: whether the job must
-    stay, or is being restarted and should keep its GPUs. done_work: reported so far, in iterations at the initial
-    batch. remaining_work: declared work less done_work, NaN if undeclared. observed_gpus: the most GPUs on which its
-    model was observed, 0 at first. restart_s: measured cost of a restart; declared_restart_s: the user's estimate;
-    resize_s: cost of changing the number of GPUs on the present type; unsaved_s: training that a stop would lose now.
-    overhead: wall time of an iteration ÷ its measured step times. received_s (jobs, GPU types): seconds for which the
-    job held GPUs of each type; given_s (GPU types): the same, summed over all jobs that ever ran. memory:
-    `Allocations.memory` of the policy's last answer. min_gpus, most_fed_gpus, fixed_gpus, planned: limits of each job's
-    size, and whether it has parallel plans (`JobSpec`).
-    """
+    """Every active job with the scheduler's beliefs. Arrays as in `ClusterState`."""
 
     tasks: tuple[SynergyTask, ...]
+    """The beliefs about each job."""
     beliefs: Beliefs
+    """The scheduler's beliefs, which compute goodputs of all jobs at once."""
     held_nodes: Ints
+    """Number of nodes held now; 0 while waiting."""
     held_placement: tuple[Placed, ...]
+    """GPUs held now, by node; () while waiting."""
     pinned: Bools
+    """Whether the job must stay, or has started or restarted without a step so far and should keep its GPUs."""
     done_work: Floats
+    """Reported progress, in iterations at the initial batch."""
     remaining_work: Floats
+    """Declared work less done_work; NaN if no work was declared or all of it is done."""
     observed_gpus: Ints
+    """Largest number of GPUs observed in the job's reports and those shared with it; 0 at first."""
     restart_s: Floats
+    """Measured cost of a restart."""
     declared_restart_s: Floats
+    """The user's estimate of restart_s."""
     resize_s: Floats
+    """Cost of changing the number of GPUs on the present type."""
     min_gpus: Ints
+    """Smallest number of GPUs on which the job runs."""
     most_fed_gpus: Ints
+    """Largest number of GPUs that the job may have and can feed (`JobSpec.most_fed_gpus`)."""
     fixed_gpus: Ints
+    """Number of GPUs that the job needs if it runs on no other number, else 0."""
     planned: Bools
+    """Whether the job has parallel plans."""
     unsaved_s: Floats
+    """Seconds of training that a stop would lose now."""
     overhead: Floats
+    """Wall time of an iteration ÷ its measured step times."""
     received_s: Floats
+    """(jobs, GPU types) seconds for which the job held GPUs of each type, whatever their number."""
     given_s: Floats
+    """(GPU types,) sum of received_s over all jobs that ever ran."""
     memory: Any
+    """`Allocations.memory` of the policy's last answer."""
 
     def rows(self, most_gpus: int = 64) -> Configurations:
         """`powers_and_whole_nodes`, plus the sizes of jobs that must stay or run on only one number of GPUs."""

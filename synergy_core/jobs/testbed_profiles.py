@@ -43,26 +43,31 @@ def degrees_of(plan: Plan) -> Degrees:
 
 @dataclass(frozen=True, slots=True)
 class ProfiledRow:
-    """One measured configuration.
-
-    step_s: mean over copies that were measured side by side. spread: range of the copies' times ÷ mean. memory_bytes:
-    peak memory of the rank with the highest peak. predicted: whether step_s was predicted from other rows (`PlanTimes`)
-    instead of measured. sync_s: as in `SeenPlan`, for plans observed in training. node_gpus: GPUs on each node,
-    ascending, if other splits over as many nodes were measured too; else (). reserved_bytes, outside_bytes: on a GPU,
-    the peak of what torch's allocator held for that memory, and what else was in the GPU's memory; else 0.
-    """
+    """One measured configuration."""
 
     gpu_type: str
+    """GPU type."""
     nodes: int
+    """Number of nodes."""
     plan: Plan
+    """The parallel plan."""
     step_s: float
+    """Seconds of a step, the mean over copies that were measured side by side."""
     spread: float = 0.0
+    """Range of the copies' times ÷ mean."""
     memory_bytes: float = 0.0
+    """Peak memory of the rank with the highest peak."""
     predicted: bool = False
+    """Whether step_s was predicted from other rows (`PlanTimes`) instead of measured."""
     sync_s: float = 0.0
+    """Part of step_s in which replicas exchanged gradients and computed nothing, for plans observed in training; 0 if
+    it was not measured."""
     node_gpus: tuple[int, ...] = ()
+    """GPUs on each node, ascending, if other splits over as many nodes were measured too; else ()."""
     reserved_bytes: float = 0.0
+    """Peak memory that torch's allocator held on a GPU for memory_bytes; 0 if no GPU was used."""
     outside_bytes: float = 0.0
+    """Memory of the GPU that was in use outside torch's allocator; 0 if no GPU was used."""
 
 
 class NoiseFrom(NamedTuple):
@@ -124,24 +129,29 @@ class ProfiledInput:
 
 @dataclass(frozen=True)
 class ProfiledModel:
-    """One model on one testbed.
-
-    initial_batch: the batch at which the learning rate was tuned. noise: by rising work, from 0 on. costs: None if not
-    measured. input: for jobs that load samples (`LoadedJob`), else None. application: `JobSpec.application` of the jobs
-    measured, which have the same name, class and arguments; if "", the model stands for all jobs of its name.
-    tried_batch: the largest batch at which plans were tried. max_batch: the largest at which any plan could train.
-    """
+    """One model on one testbed. Batches are in samples."""
 
     name: str
+    """The model's name."""
     initial_batch: int
+    """Global batch at which the learning rate was tuned."""
     max_batch: int
+    """Largest global batch at which any plan could train."""
     parameters: float
+    """Number of parameters."""
     noise: tuple[NoiseFrom, ...]
+    """Gradient noise from each amount of work on, by rising work, from 0 on."""
     costs: ProfiledCosts | None
+    """Overheads of starts and stops; None if they were not measured."""
     rows: tuple[ProfiledRow, ...]
+    """The measured and predicted configurations."""
     input: ProfiledInput | None = None
+    """Input preparation of jobs that load samples (`LoadedJob`), else None."""
     application: str = ""
+    """`JobSpec.application` of the jobs measured, which have the same name, class and arguments. "": the model stands
+    for all jobs of its name."""
     tried_batch: int = 0
+    """Largest global batch at which plans were tried."""
 
     @cached_property
     def tried(self) -> ProfiledModel:

@@ -545,23 +545,29 @@ are edge-disjoint cycles through all n GPUs, in both directions. Five GPUs have 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Constants of one type of link under NCCL. Those in _s are times; others are fractions of the data sheet's rate.
+    """Constants of one type of link under NCCL. Two protocols are modelled; the faster one counts.
 
-    efficiency: fraction for very large messages. NCCL has two protocols. The first takes fixed_s, hop_s for each step
-    of the ring, and 2 √(ramp_s · wire time) to fill the pipeline of chunks. The second takes low_fixed_s and low_hop_s,
-    but reaches only low_share of the first one's rate. exchange: share of the rate that all-to-alls reach.
-    switch_efficiency: replaces efficiency when the switch does the reduction; 0 if it cannot.
+    Both take a fixed time, a time for each step of a ring or tree, and the wire time: bytes ÷ (rate · efficiency).
     """
 
     efficiency: float
+    """Fraction of the data sheet's rate that very large messages reach."""
     fixed_s: float
+    """Fixed seconds of the first protocol."""
     hop_s: float
+    """Seconds of the first protocol for each step."""
     ramp_s: float
+    """Time constant: the first protocol takes 2 √(ramp_s · wire time) in addition, to fill its pipeline of chunks."""
     low_fixed_s: float
+    """Fixed seconds of the second protocol."""
     low_hop_s: float
+    """Seconds of the second protocol for each step."""
     low_share: float
+    """Rate of the second protocol ÷ rate of the first; its wire time is divided by this fraction."""
     exchange: float
+    """Rate of all-to-alls ÷ rate of other collectives."""
     switch_efficiency: float = 0.0
+    """Fraction of the data sheet's rate that replaces efficiency when the switch does the reduction; 0 if it cannot."""
 
 
 RDMA = Link(
@@ -583,23 +589,29 @@ assumed to equal hop_s. Headers and flow control of 4 KiB packets leave 92 % of 
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """The links of a machine. Rates in bytes/s, one way, per GPU, from data sheets.
-
-    inside: links of groups of up to link_group GPUs in a node; host: of larger groups in a node; network: between
-    nodes. rings: index n is the share of inside_bytes_per_s that a ring of n GPUs can use, the last also for larger
-    rings; empty: 1. dispatch_s, dispatch_rank_s: software overhead per collective, and per rank on a node.
-    """
+    """The links of a machine. Rates in bytes/s, one way, per GPU, from data sheets."""
 
     inside: Link
+    """Link of groups of up to link_group GPUs in a node."""
     inside_bytes_per_s: float
+    """Rate of that link."""
     link_group: int
+    """Largest number of GPUs in a node that `inside` joins."""
     rings: tuple[float, ...]
+    """Fractions of inside_bytes_per_s that a ring of n GPUs can use, at index n; the last also for larger rings. Empty:
+    all of it."""
     host: Link
+    """Link of larger groups in a node, over PCIe."""
     host_bytes_per_s: float
+    """Rate of that link."""
     network: Link
+    """Link between nodes."""
     network_bytes_per_s: float
+    """Rate of that link."""
     dispatch_s: float = 0.0
+    """Software overhead of each collective or send."""
     dispatch_rank_s: float = 0.0
+    """Software overhead in addition for each of its ranks on a node."""
 
 
 def links_for(machine: Machine) -> Links:

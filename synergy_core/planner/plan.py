@@ -59,29 +59,34 @@ _PASSES = np.array([each.passes for each in Recompute])
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How one job is split over GPUs.
-
-    tensor, pipeline, context, data: degrees; their product is the number of GPUs. expert: number of data × context
-    ranks over which a layer's experts are spread. interleave: stages per GPU. micro_batch: sequences (or images).
-    accumulation: micro-batches per step on each replica. zero: ZeRO's stage; 3 is FSDP. recompute: value of a
-    `Recompute`. sequence: whether sequence parallelism is used. compressor: name of the gradient compressor. offload:
-    whether CPUs hold the optimizer's states and update the weights (ZeRO-Offload, Ren et al., ATC 2021). `Plans` has
-    neither compressor nor offload.
-    """
+    """How one job is split over GPUs. `Plans` has neither compressor nor offload."""
 
     tensor: int = 1
+    """Tensor-parallel degree. The product tensor · pipeline · context · data is the number of GPUs."""
     pipeline: int = 1
+    """Pipeline-parallel degree."""
     context: int = 1
+    """Context-parallel degree."""
     data: int = 1
+    """Data-parallel degree, the number of replicas."""
     expert: int = 1
+    """Number of data × context ranks over which a layer's experts are spread."""
     interleave: int = 1
+    """Pipeline stages per GPU."""
     micro_batch: int = 1
+    """Sequences (or images) that a replica processes at once."""
     accumulation: int = 1
+    """Micro-batches per step on each replica."""
     zero: int = 0
+    """Stage of ZeRO, 0 to 3; 3 is FSDP."""
     recompute: int = Recompute.NONE.value
+    """Value of a `Recompute`."""
     sequence: bool = False
+    """Whether sequence parallelism is used."""
     compressor: str = NO_COMPRESSOR
+    """Name of the gradient compressor."""
     offload: bool = False
+    """Whether CPUs hold the optimizer's states and update the weights (ZeRO-Offload, Ren et al., ATC 2021)."""
 
     @property
     def gpus(self) -> int:

@@ -36,26 +36,30 @@ arXiv 2104.07857, figure 2b). Not fitted to anything."""
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Seconds of a step on the slowest stage, (plans,); the parts add up to total_s.
-
-    compute_s: forward and backward passes of all micro-batches, or the copies over PCIe that a pass waits for.
-    recompute_s: recomputed forward passes. tensor_s, context_s, expert_s: collectives of tensor, context and expert
-    parallelism. bubble_s: filling and draining the pipeline. pipeline_s: activations sent between stages. data_s:
-    exchange of gradients and weights that does not overlap with computation. optimizer_s: the update. other_s: fixed
-    cost of a step.
-    """
+    """Seconds of a step on the slowest stage, (plans,) each. The parts add up to total_s."""
 
     total_s: Floats
+    """The whole step."""
     compute_s: Floats
+    """Forward and backward passes of all micro-batches, or the copies over PCIe that a pass waits for."""
     recompute_s: Floats
+    """Recomputed forward passes."""
     bubble_s: Floats
+    """Filling and draining the pipeline."""
     tensor_s: Floats
+    """Collectives of tensor parallelism that do not overlap with computation."""
     context_s: Floats
+    """Exchanges of context parallelism that do not overlap with computation."""
     expert_s: Floats
+    """All-to-alls of expert parallelism."""
     pipeline_s: Floats
+    """Activations sent between stages."""
     data_s: Floats
+    """Exchange of gradients and weights between replicas that does not overlap with computation."""
     optimizer_s: Floats
+    """Update of the weights, with the copies of an offloaded optimizer."""
     other_s: Floats
+    """Fixed cost of a step."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,21 +23,25 @@ Amount = NDArray[Any] | float
 
 @dataclass(frozen=True, slots=True)
 class Gemm:
-    """`count` products (m × k) · (k × n) of the forward pass; the backward pass has two products for each.
-
-    stored: number of right operands that are parameters of the block; None: all `count`. expert: whether these
-    parameters are in `Block.expert_parameters`. again: whether Recompute.MODULES recomputes the products. parts:
-    how many of the model's matrices a right operand joins, such as queries, keys and values, each with its own adapter.
-    """
+    """`count` products (m × k) · (k × n) of the forward pass; the backward pass has two products for each."""
 
     m: Amount
+    """Rows of the left operand and of the result."""
     n: Amount
+    """Columns of the right operand and of the result."""
     k: Amount
+    """Columns of the left operand and rows of the right one."""
     count: Amount = 1.0
+    """Number of products."""
     stored: Amount | None = None
+    """Number of right operands that are parameters of the block; None: all `count`."""
     expert: bool = False
+    """Whether these parameters are in `Block.expert_parameters`."""
     again: bool = False
+    """Whether Recompute.MODULES recomputes the products."""
     parts: Amount = 1.0
+    """Number of the model's matrices that a right operand joins, such as queries, keys and values, each with its own
+    adapter."""
 
     @property
     def flops(self) -> Amount:

@@ -230,30 +230,35 @@ class _Policy(Parametrised):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderingPolicy(_Policy):
-    """Runs jobs in the order of a key, the smallest first, each on the GPUs that its user requested.
-
-    key(job) -> tuple; the job id breaks ties. preemptive: whether a job may be stopped for one with a smaller key.
-    backfill: what later jobs may do while a job does not fit: "none" (all wait), "greedy" (any job that fits runs),
-    "easy" (a job runs if it fits and, by its estimate, does not delay the first waiting job).
-    falls_while_running: whether the key's first entry is a time that falls by a second per second while the job runs.
-    next_change(job, now_s): the instant at which the key next changes without an event, or None if it does not.
-    begins_anew(job): whether the job counts as newly arrived after that change (`JobView.waited_s`). words(job): the
-    key in words, as a part of a sentence about the job; None if the policy has no such text. starves: whether jobs may
-    wait for ever by definition, so that `Cluster.max_wait` does not apply.
-    """
+    """Runs jobs in the order of a key, the smallest first, each on the GPUs that its user requested."""
 
     key: KeyFunction
+    """Function key(job) that returns a tuple. The job id breaks ties."""
     preemptive: bool = False
+    """Whether a job may be stopped for one with a smaller key."""
     backfill: Backfill = "greedy"
+    """Rule for later jobs while a job does not fit: "none" (all wait), "greedy" (any job that fits runs), "easy" (a job
+    runs if it fits and, by its estimate, does not delay the first waiting job)."""
     falls_while_running: bool = False
+    """Whether the key's first entry is a time that falls by a second per second while the job runs."""
     next_change: ChangeFunction | None = None
+    """Function next_change(job, now_s) that returns the instant at which the key next changes without an event, or None
+    if it does not change. None: the keys of all jobs change only at events."""
     begins_anew: AnewFunction | None = None
+    """Function begins_anew(job) that returns whether the job counts as newly arrived after such a change
+    (`JobView.waited_s`). None: no job does."""
     words: WordsFunction | None = None
+    """Function words(job) that returns the key in words, as a part of a sentence about the job; None if the policy has
+    no such text."""
     starves: bool = False
+    """Whether jobs may wait for ever by definition, so that `Cluster.max_wait` does not apply."""
 
     in_rounds: ClassVar[bool] = False
+    """Whether decisions are made only at multiples of round_s."""
     round_s: ClassVar[float] = 0.0
+    """Length of a round; 0 because the policy decides at every event."""
     tunes_batch: ClassVar[bool] = False
+    """Whether jobs choose their own batch; they always keep the requested one."""
     functions_of: ClassVar[tuple[str, ...]] = ("key", "next_change", "begins_anew", "words")
     takers: ClassVar[tuple[str, ...]] = functions_of
 
@@ -289,31 +294,36 @@ class OrderingPolicy(_Policy):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocationPolicy(_Policy):
-    """Maps the state of all active jobs to each job's GPUs, every round. round_s: default length of a round.
-
-    tunes_batch: whether jobs choose their own batch; else they keep the requested batch. plans: whether the policy
-    reads the planner's full tables; else the policy knows one parallel plan per job and changes only its number of
-    replicas. Either way, jobs run with the best plan.
-    tells_types: whether throughput models distinguish GPU types; else all observations of a job are fitted as one.
-    rank(state): (jobs,), the number by which the policy serves jobs, the largest first; None if it has no such number.
-    rank_name: the number's name. keeps_gpus: whether every job gets the number of GPUs that it requested, or none. True
-    for every policy that does not read goodput.
-    line(state): (jobs,), the number by which mechanisms that share out CPUs and memory serve jobs, the largest first;
-    state is an `EstimatedClusterState`. None if the policy does not work with mechanisms.
-    """
+    """Maps the state of all active jobs to each job's GPUs, every round."""
 
     allocate: Callable[..., Allocations]
+    """Function allocate(state) that returns the `Allocations`."""
     round_s: float
+    """Default length of a round."""
     tunes_batch: bool = False
+    """Whether jobs choose their own batch; otherwise they keep the requested batch."""
     plans: bool = False
+    """Whether the policy reads the planner's full tables. Otherwise it knows one parallel plan per job and changes only
+    its number of replicas. Either way, jobs run with the best plan."""
     tells_types: bool = True
+    """Whether throughput models distinguish GPU types; otherwise all observations of a job are fitted as one."""
     rank: RankFunction | None = None
+    """Function rank(state) that returns (jobs,) the number by which the policy serves jobs, the largest first; None if
+    it has no such number."""
     rank_name: str = ""
+    """Name of that number; "" without one."""
     line: LineFunction | None = None
+    """Function line(state) that returns (jobs,) the number by which mechanisms that share out CPUs and memory serve
+    jobs, the largest first. Its state is an `EstimatedClusterState`. None if the policy does not work with mechanisms.
+    """
     keeps_gpus: bool = False
+    """Whether every job gets the number of GPUs that it requested, or none. It holds for every policy that does not
+    read goodput."""
 
     preemptive: ClassVar[bool] = True
+    """Whether a job may be stopped for another one; it always may."""
     next_change: ClassVar[None] = None
+    """No function: decisions are made once per round."""
     functions_of: ClassVar[tuple[str, ...]] = ("allocate", "rank", "line")
     takers: ClassVar[tuple[str, ...]] = ("allocate",)
 

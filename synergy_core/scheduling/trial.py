@@ -26,19 +26,28 @@ class Trial(ABC):
 
     Jobs within their tenants' quotas come first; with borrowing, jobs beyond quotas then get GPUs that are left, in the
     order of `Quotas.in_turn`. If the cluster reclaims, jobs within quotas stop jobs beyond them.
-    own_quota: the tenant's quota in a walk over a single tenant's jobs; None in a walk over all jobs.
     """
 
     policy: OrderingPolicy
+    """The policy, whose keys order the jobs."""
     cluster: Cluster
+    """The cluster and its quotas."""
     placement: Placement
+    """The copy of the placement, which the walk changes."""
     running: dict[int, Job]
+    """Running jobs by id."""
     now_s: float
+    """Instant of the decision."""
     patience: Patience
+    """Instants from which waiting jobs may use more nodes than necessary."""
     own_quota: int | None = None
+    """Quota of the tenant in a walk over a single tenant's jobs; None in a walk over all jobs."""
     stops: dict[int, Job] = field(default_factory=dict)
+    """Jobs to stop, by id."""
     starts: dict[int, tuple[Job, Placed]] = field(default_factory=dict)
+    """Jobs to start and their GPUs, by id."""
     _no_room: set[tuple[str, int, bool]] = field(default_factory=set)
+    """Kinds of jobs (`_kind`) that did not fit and are not tried again."""
 
     def __post_init__(self) -> None:
         self.reclaims = self.cluster.reclaims(self.policy.preemptive)

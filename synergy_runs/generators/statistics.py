@@ -96,61 +96,83 @@ MAX_FIT_ERROR = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """Statistics of arrivals. `*_fraction` arrays sum to 1; hours start at midnight and weekdays on Monday.
-
-    first_day: first day of a generated log without dates, a Monday. log_dates: the first day of the real log and the
-    day after its last; None if unknown.
-    most_per_hour: jobs in the busiest hour.
-    Hourly levels have a slow and a fast part. slow_fraction: fraction of their variance in the slow part; slow_days:
-    time in which its correlation decays. hour_to_hour_correlation: of the fast part, between neighbouring hours.
-    gap_within_batch: mean gap between jobs of one batch ÷ mean gap before a new batch.
-    """
+    """Statistics of arrivals. Hourly counts have a level with a slow and a fast part."""
 
     first_day: str
+    """First day of a generated log without dates, a Monday."""
     mean_per_hour: float
+    """Mean number of jobs per hour."""
     index_of_dispersion: float
+    """Variance ÷ mean of the jobs per hour."""
     most_per_hour: float
+    """Number of jobs in the busiest hour."""
     hour_of_day_fraction: Floats
+    """(24,) fraction of the jobs in each hour of the day, from midnight; sums to 1."""
     weekday_fraction: Floats
+    """(7,) fraction of the jobs on each weekday, from Monday; sums to 1."""
     slow_fraction: float
+    """Fraction of the level's variance that is in its slow part, in [0, 1]."""
     slow_days: float
+    """Days in which the correlation of the slow part decays to 1/e."""
     hour_to_hour_correlation: float
+    """Correlation of the fast part between neighbouring hours."""
     gap_within_batch: float
+    """Mean gap between jobs of one batch ÷ mean gap before a new batch."""
     log_dates: tuple[str, str] | None = None
+    """First day of the real log and the day after its last; None if they are unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Statistics of one cluster's job log. `mix[v, s]`: fraction of all jobs in tenant v with `sizes[s]` GPUs.
-
-    checked: further figures that a generated log must match. elsewhere: figures it need not match, because they
-    describe other jobs of the cluster or depend on a scheduler. origin: label of the source of each JSON block's
-    figures; sources: the source for each label.
-    """
+    """Statistics of one cluster's job log, with V tenants and S sizes of jobs."""
 
     name: str
+    """Name of the generator."""
     title: str
+    """Name of the log in text."""
     nodes: int
+    """Number of nodes of the cluster."""
     gpus_per_node: int
+    """GPUs of each node."""
     arrivals: Arrivals
+    """Statistics of arrivals."""
     sizes: tuple[int, ...]
+    """(S,) numbers of GPUs that jobs have."""
     virtual_clusters: tuple[str, ...]
+    """(V,) names of the tenants."""
     virtual_cluster_nodes: tuple[int, ...]
+    """(V,) number of nodes of each tenant's quota."""
     duration_score: Floats
+    """(V,) mean normal score of the rank of a tenant's job among all jobs of its size, by duration."""
     mix: Floats
+    """(V, S) fraction of all jobs that are of tenant v with `sizes[s]` GPUs; sums to 1."""
     law: Law
+    """Quantile function of durations by size."""
     batch_tail_exponent: tuple[float, ...]
+    """(S,) exponent of the sizes of batches: P(batch ≥ n) = n^−exponent."""
     longest_batch_jobs: int
+    """Largest number of jobs in a batch."""
     users: int
+    """Number of users."""
     user_zipf_exponent: float
+    """Exponent of Zipf's law of the batches of a tenant's users."""
     user_fraction: float
+    """Fraction of the variance of the duration score within a tenant that the user explains."""
     batch_fraction: float
+    """Fraction of the same variance that the batch explains."""
     end_state_job_fraction: Floats
+    """Fraction of the jobs in each of `rows.END_STATES`; sums to 1."""
     end_state_gpu_time_fraction: Floats
+    """Fraction of the GPU-time in each of `rows.END_STATES`; sums to 1."""
     checked: dict[str, Any]
+    """Further figures that a generated log must match."""
     elsewhere: dict[str, Any]
+    """Figures that a generated log need not match, because they describe other jobs of the cluster or depend on a
+    scheduler."""
     origin: dict[str, str]
+    """Label of the source of each JSON block's figures."""
     sources: dict[str, str]
+    """The source of each label."""
 
     @property
     def quotas(self) -> dict[str, int]:

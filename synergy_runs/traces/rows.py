@@ -259,79 +259,105 @@ def _column(
 
 @dataclass(slots=True)
 class TraceRows:
-    """Jobs of one file, column by column, in file order.
-
-    columns: name that the reader knows → name of that column in the file, for columns that the file calls otherwise.
-    submit_s: when the job could first start: its submission or, if later, the end of what it depended on, was held for
-    or began after (`add`); seconds since 1970 (on the log's local clock if its times have no zone).
-    duration_s: seconds the job held its GPUs, summed over its attempts; for a job that was still running when the log
-    was written (end_state `running`), until then.
-    start_s: when the job first held its GPUs in the log, NaN if unknown.
-    estimate_s: the run time that the user declared, NaN if none.
-    global_batch: samples per iteration that the user requested, 0 if unknown. iterations: number after which the job is
-    done, NaN if unknown.
-    cpus, memory_bytes: CPU cores (as the log counts them) and host memory requested by the whole job, on all its nodes
-    together; NaN if unknown.
-    gpu_type: type that the job requested and is bound to; "" means any. given_gpu_type: type it ran on in the log.
-    partition: partition the job was submitted to, if the log has partitions. log_nodes: number of nodes the job ran on
-    in the log, 0 if unknown. node_list: their names, as in `n[1-2],n5` or, with the GPUs on them, `n[1-2]=8;n5=4` (see
-    `cluster_seen.parts_of`). declared: (nodes, GPUs per node or 0) of the cluster, if the log's header gives them.
-    attempt: 1 for a job's first run, 2 for the run after a failure or requeue, and so on; 1 if attempts are merged.
-    attempts, retry_gap_s: see `_attempts`; a gap is from an attempt's end to the next submission.
-    from_zero: whether times count from the start of an undated window, not from 1970.
-    quotas: GPUs of each virtual cluster, if the log or a file beside it gives them.
-    left_out: reason → number of jobs that never ran or used no GPU, as the format documents; their rows are not bad.
-    left_out_gpu_s: reason → GPU-seconds of these jobs, where the log has them.
-    counted: what was noticed → number of jobs or rows; each becomes a note.
-    delays_s: of the jobs that could start only after their submission, seconds between the two.
-    """
+    """Jobs of one file, column by column, in file order. Columns of names hold codes into the `Names` of the plural
+    name."""
 
     path: Path
+    """The file."""
     format_name: str
+    """Name of the file's format, or `generator NAME`."""
     bad_rows: str = "stop"
+    """Treatment of bad rows, which trace.bad_rows sets: `stop` with an error, or `skip` them."""
     attempts: str = "apart"
+    """Replay of jobs that ran several times, which trace.attempts sets: `apart` or `merged` (`_attempts`)."""
     columns: Mapping[str, str] = field(default_factory=dict)
+    """Name that the reader knows → name of that column in the file, for columns that the file calls otherwise."""
     submit_s: Floats = _column(limits=Limits("a time", -MAX_TIME_S, MAX_TIME_S, " s since 1970"), label="submit time")
+    """Instant at which the job could first start, in seconds since 1970 (on the log's local clock if its times have no
+    zone): its submission or, if later, the end of its dependencies, holds and begin times (`add`)."""
     duration_s: Floats = _column(limits=DURATION, label="duration")
+    """Seconds for which the job held its GPUs, summed over its attempts if they are merged. For a job that was still
+    running when the log was written (end_state `running`), until then."""
     gpus: NDArray[np.int32] = _column(kind=np.int32, limits=Limits("a number of GPUs", 1, MAX_INT), label="GPUs")
+    """Number of GPUs of the whole job, ≥ 1."""
     cpus: Floats = _column(UNKNOWN, limits=CPUS, label="CPUs")
+    """CPUs that the whole job requested on all its nodes together, as the log counts them; NaN if unknown."""
     memory_bytes: Floats = _column(UNKNOWN, limits=MEMORY, label="memory")
+    """Host memory that the whole job requested on all its nodes together; NaN if unknown."""
     estimate_s: Floats = _column(UNKNOWN, limits=DURATION, label="user's estimate")
+    """Run time that the user declared; NaN if none."""
     virtual_cluster: NDArray[np.int32] = _column("", np.int32, names="virtual_clusters")
+    """Tenant; "" if unknown."""
     user: NDArray[np.int32] = _column("", np.int32, names="users")
+    """User; "" if unknown."""
     partition: NDArray[np.int32] = _column("", np.int32, names="partitions")
+    """Partition to which the job was submitted; "" if the log has none."""
     log_nodes: NDArray[np.int32] = _column(0, np.int32)
+    """Number of nodes on which the job ran in the log; 0 if unknown."""
     node_list: NDArray[np.int32] = _column("", np.int32, names="node_lists")
+    """Names of these nodes, as in `n[1-2],n5` or, with the GPUs on them, `n[1-2]=8;n5=4` (see `cluster_seen.parts_of`);
+    "" if unknown."""
     gpu_type: NDArray[np.int32] = _column("", np.int32, names="gpu_types")
+    """GPU type that the job requested and is bound to; "" means any."""
     given_gpu_type: NDArray[np.int32] = _column("", np.int32, names="given_gpu_types")
+    """GPU type on which the job ran in the log; "" if unknown."""
     attempt: NDArray[np.int32] = _column(1, np.int32)
+    """Number of the job's attempt: 1 for its first run, 2 for the run after a failure or requeue, and so on; 1 if
+    attempts are merged."""
     model: NDArray[np.int32] = _column("", np.int32, names="models")
+    """Name of the model that the job trains; "" if unknown."""
     global_batch: NDArray[np.int32] = _column(0, np.int32, limits=Limits("samples", 0, MAX_INT), label="batch size")
+    """Samples per iteration that the user requested; 0 if unknown."""
     iterations: Floats = _column(UNKNOWN, limits=Limits("a number", 0, MAX_TIME_S, above=True), label="iterations")
+    """Number of iterations after which the job is done; NaN if unknown."""
     start_s: Floats = _column(UNKNOWN)
+    """Instant at which the job first held its GPUs in the log; NaN if unknown."""
     end_state: NDArray[np.int8] = _column("completed", np.int8, names="end_states")
+    """End state, an index into `STATES`."""
     line: NDArray[np.int32] = _column(kind=np.int32)
+    """Line of the job in the file."""
     job_name: list[str] = field(default_factory=list)
+    """Name of each job; `line-7` for an unnamed one."""
     virtual_clusters: Names = field(default_factory=Names)
+    """Names of the tenants."""
     users: Names = field(default_factory=Names)
+    """Names of the users."""
     partitions: Names = field(default_factory=Names)
+    """Names of the partitions."""
     node_lists: Names = field(default_factory=Names)
+    """Texts of the node lists."""
     gpu_types: Names = field(default_factory=Names)
+    """Names of the requested GPU types."""
     given_gpu_types: Names = field(default_factory=Names)
+    """Names of the GPU types on which jobs ran."""
     models: Names = field(default_factory=Names)
+    """Names of the models."""
     end_states: Names = field(default_factory=lambda: Names(STATES))
+    """Names of the end states, in the order of `STATES`."""
     quotas: dict[str, int] = field(default_factory=dict)
+    """GPUs of each virtual cluster, if the log or a file beside it gives them; else {}."""
     left_out: Counter[str] = field(default_factory=Counter)
+    """Reason → number of jobs that never ran or used no GPU, as the format documents. Their rows are not bad."""
     left_out_gpu_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """Reason → GPU-seconds of these jobs, where the log has them."""
     counted: Counter[str] = field(default_factory=Counter)
+    """Observation in words → number of jobs or rows; each becomes a note."""
     delays_s: list[float] = field(default_factory=list)
+    """Seconds between submission and submit_s, of the jobs that could start only after their submission."""
     notes: list[str] = field(default_factory=list)
+    """Notes about the file, which are printed with results."""
     from_zero: bool = False
+    """Whether times count from the start of an undated window instead of from 1970."""
     bad: list[BadRow] = field(default_factory=list)
+    """The first `MAX_SHOWN_BAD_ROWS` bad rows, by line."""
     bad_count: int = 0
+    """Number of bad rows."""
     line_of_id: dict[str, int] = field(default_factory=dict)
+    """Line of the first row with each id, to find repeated ids (`repeats`)."""
     retry_gap_s: Floats = field(default_factory=lambda: np.empty(0))
+    """Seconds from the end of each attempt to the next submission of its job; empty if attempts are merged."""
     declared: tuple[tuple[int, int], ...] = ()
+    """(nodes, GPUs per node or 0) of the cluster, if the log's header gives them; else ()."""
 
     def add(
         self,

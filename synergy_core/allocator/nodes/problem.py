@@ -54,29 +54,40 @@ class Pieces:
 class NodeProblem:
     """One round's choice of rows and nodes for J jobs. A row's share per GPU depends on the job.
 
-    utility: (J, C) as in `Problem`. gpus, gpu_type: (C,). cpus, memory_bytes: (J, C) share per GPU in that row; a job
-    with n GPUs on a node uses n times the share there. Rows that differ only in their share are called levels. A row
-    whose share exceeds every node of its type is never chosen. held: the present placement. pinned: (J,) mask of jobs
-    that keep their GPUs; only their share is chosen, from rows of finite utility with these GPUs. move_cost: (J,) ≥ 0
-    loss of utility if a job keeps its type and number of GPUs but moves to other nodes; inf if it may move only when it
-    cannot stay; None: inf for all. tenant, quota: as in `Problem`. most_cpus, most_memory_bytes: (J, T) share above
-    which a job gains nothing; unused CPUs and memory are given out up to this share, or not at all if None.
-    Raises InputError as `Problem` does, and for pinned jobs if held is None.
+    Rows that differ only in their share are called levels. Raises InputError as `Problem` does, and for pinned jobs if
+    held is None.
     """
 
     utility: Floats
+    """(J, C) utility of each row, as in `Problem`."""
     gpus: Ints
+    """(C,) GPUs of each row, ≥ 1."""
     gpu_type: Ints
+    """(C,) GPU type of each row, as in `nodes`."""
     cpus: Floats
+    """(J, C) CPUs per GPU in each row. A job with n GPUs on a node uses n times the share there. A row that needs more
+    on a node than any node of its type has is never chosen."""
     memory_bytes: Floats
+    """(J, C) host memory per GPU in each row, used like `cpus`."""
     nodes: NodeGroups
+    """The cluster's nodes."""
     held: Pieces | None = None
+    """Present placement of the running jobs; None if no job runs."""
     pinned: Bools | None = None
+    """(J,) mask of jobs that keep their GPUs; None: no job does. Only their share is chosen, from rows of finite
+    utility with these GPUs."""
     move_cost: Floats | None = None
+    """(J,) ≥ 0, loss of utility if a job keeps its type and number of GPUs but moves to other nodes; inf if it may move
+    only when it cannot stay. None: inf for all jobs."""
     tenant: Ints | None = None
+    """(J,) index into `quota`; None without quotas."""
     quota: Ints | None = None
+    """(V,) GPUs of each tenant; None without quotas."""
     most_cpus: Floats | None = None
+    """(J, T) CPUs per GPU above which a job gains nothing on each GPU type. Unused CPUs and memory are given out up to
+    these shares; nothing is given out if this or `most_memory_bytes` is None."""
     most_memory_bytes: Floats | None = None
+    """(J, T) memory per GPU above which a job gains nothing, used like `most_cpus`."""
 
     def __post_init__(self) -> None:
         if self.held is None and self.pinned is not None and self.pinned.any():
@@ -89,28 +100,34 @@ class NodeProblem:
 
 @dataclass(frozen=True, slots=True)
 class NodeSolution:
-    """The row, nodes and share of every job.
-
-    choice: (J,) rows, −1 for none. placed: the jobs' GPUs by node. cpus, memory_bytes: (J,) share per GPU, at least the
-    row's; 0 without GPUs. moved: (J,) jobs with other nodes but the same type and number of GPUs. objective: total
-    utility minus move costs. bound: no allocation that can be placed has a higher objective. gap: as in `Solution`.
-    gpu_price, cpu_price, memory_price: (N,) utility per GPU, CPU and byte in each group of nodes. quota_price: (V,) per
-    GPU. prices: of all limits, for the next round's warm start.
-    """
+    """The row, nodes and share of every job."""
 
     choice: Ints
+    """(J,) rows, −1 for none."""
     placed: Pieces
+    """The jobs' GPUs by node."""
     cpus: Floats
+    """(J,) CPUs per GPU, at least the row's; 0 without GPUs."""
     memory_bytes: Floats
+    """(J,) host memory per GPU, at least the row's; 0 without GPUs."""
     moved: Bools
+    """(J,) mask of jobs on other nodes than before, with the same type and number of GPUs."""
     objective: float
+    """Total utility minus move costs."""
     bound: float
+    """Upper bound: no allocation that can be placed has a higher objective."""
     gap: float
+    """(bound − objective) / |bound|, ≥ 0."""
     gpu_price: Floats
+    """(N,) utility per GPU in each group of nodes."""
     cpu_price: Floats
+    """(N,) utility per CPU in each group of nodes."""
     memory_price: Floats
+    """(N,) utility per byte of host memory in each group of nodes."""
     quota_price: Floats
+    """(V,) utility per GPU of each tenant's quota; empty without quotas."""
     prices: Floats
+    """Prices of all limits of the pools, for the next round's warm start."""
 
 
 # In a pool of equal nodes, a row is charged for resources that it uses or makes unusable on its node.
@@ -184,22 +201,26 @@ RESOURCES = ("usable GPUs", "CPUs", "memory")
 
 @dataclass(slots=True)
 class NodeColumns:
-    """K columns. Each combines a row with a group of nodes on which its GPUs fit.
-
-    row, group, gpus: (K,). whole: (K,) number of nodes that the job fills. rest: (K,) its GPUs on a node it may share.
-    utility: (J, K), also for pinned jobs; −inf if not allowed. demand: (2, J, K) CPUs and memory on the shared node.
-    share: (2, J, K) CPUs and memory per GPU. family: (K,) equal for columns that differ only in their share.
-    """
+    """K columns. Each combines a row with a group of nodes on which its GPUs fit."""
 
     row: Ints
+    """(K,) index of the row."""
     group: Ints
+    """(K,) index of the group of nodes."""
     gpus: Ints
+    """(K,) GPUs of the row."""
     whole: Ints
+    """(K,) number of nodes that the job fills."""
     rest: Ints
+    """(K,) GPUs on a further node, which the job may share with others; 0 if it only fills nodes."""
     utility: Floats
+    """(J, K) utility, also of pinned jobs; −inf if the column is not allowed."""
     demand: Floats
+    """(2, J, K) CPUs and memory used on the shared node."""
     share: Floats
+    """(2, J, K) CPUs and memory per GPU."""
     family: Ints
+    """(K,) number that is equal for columns that differ only in their share."""
 
     def levels(self, job: int, column: int) -> Bools:
         """(K,) mask of the job's allowed columns that differ from this one at most in their share."""

@@ -47,31 +47,43 @@ _OUT_OF_MEMORY = re.compile(r"\boom\b|out[ -]of[ -]memory", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class TrainingStep:
-    """One measured training step. gpu_type: the catalog's name.
-
-    settings: every possible setting, the most usual first; empty if the row cannot be predicted, for the reason in
-    `failure`. unstated: columns whose missing values give several settings. memory_kind: the counter that measured
-    peak_mem_bytes. held_bytes: allocated between steps. stage: the pipeline stage whose memory was measured, `first`,
-    `last` or `worst`. Memory and times that were not measured are NaN.
-    """
+    """One measured training step, or one layer's passes if `TrainingTimes.of_layers`. A NaN was not measured."""
 
     line: int
+    """Line of the row in its file."""
     model: str
+    """Name of the model in the file."""
     gpu_type: str
+    """The catalog's name of the GPU type."""
     gpus: int
+    """Number of GPUs."""
     tensor: int
+    """Tensor-parallel degree."""
     pipeline: int
+    """Number of pipeline stages."""
     global_batch: int
+    """Sequences (or images) per step; 0 if unknown."""
     iter_time_s: float
+    """Seconds of a step."""
     weight: float
+    """Weight of the row in a fit, from its trust (`WEIGHTS`)."""
     settings: tuple[Setting, ...]
+    """Every possible setting, the most usual first; empty if the row cannot be predicted."""
     peak_mem_bytes: float = math.nan
+    """Peak memory of a GPU."""
     memory_kind: str = ""
+    """Counter that measured peak_mem_bytes: `nvidia-smi`, `torch peak allocated` or `torch peak reserved`; "" if none
+    did."""
     out_of_memory: bool = False
+    """Whether the run ended because memory ran out."""
     unstated: tuple[str, ...] = ()
+    """Columns whose missing values give several settings."""
     failure: str = ""
+    """Reason why the row cannot be predicted; "" if it can."""
     held_bytes: float = math.nan
+    """Memory allocated between steps."""
     stage: str = "worst"
+    """Pipeline stage whose memory was measured: `first`, `last` or `worst`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,31 +39,41 @@ from synergy_core.planner.work import Amount, Block, Gemm, Layers, Limits, Work,
 class Architecture(transformer.Architecture):
     """A transformer with layers of experts; `ffn` is the width of MLPs in layers without experts.
 
-    experts: in each layer. topk: experts per token. expert_ffn: width of an expert. shared_experts: experts of that
-    width that process every token. dense_layers: layers without experts at the start. moe_every: every n-th further
-    layer has experts, beginning with the first. capacity: rows (copies of tokens) that an expert processes ÷ its even
-    share: more are dropped, missing ones padded; 0: unlimited. gshard_group: tokens that one matrix product dispatches;
-    0: tokens are sent as rows. expert_groups: number of equal groups of experts; groups_per_token: largest number of
-    groups to which one token is sent (node-limited routing: DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
-    query_rank, key_value_rank: widths of the latents of latent attention; 0 without it. With it, each head's queries
-    and keys have head_width elements without and rotary_width elements with rotary positions, and its values have
-    value_width. With a query_rank of 0, queries are projected from the layer's input, as in DeepSeek-V2-Lite.
+    With latent attention (key_value_rank > 0), each head's queries and keys have head_width elements without and
+    rotary_width elements with rotary positions, and its values have value_width elements.
     """
 
     experts: Number = 1
+    """Number of experts in each layer that has experts."""
     topk: Number = 1
+    """Number of experts to which each token is sent."""
     expert_ffn: Number = 0
+    """Width of an expert."""
     shared_experts: Number = 0
+    """Number of experts of width expert_ffn that process every token."""
     dense_layers: Number = 0
+    """Number of layers without experts at the start."""
     moe_every: int = 1
+    """Every n-th further layer has experts, beginning with the first."""
     capacity: float = 0.0
+    """Largest number of rows (copies of tokens) that an expert processes ÷ its even share. Rows beyond it are dropped,
+    and missing ones are padded. 0: unlimited."""
     gshard_group: int = 0
+    """Number of tokens that one matrix product dispatches; 0: tokens are sent as rows."""
     expert_groups: int = 1
+    """Number of equal groups of experts."""
     groups_per_token: int = 1
+    """Largest number of groups to which one token is sent (node-limited routing: DeepSeek-V3, arXiv 2412.19437, section
+    2.1.2)."""
     query_rank: int = 0
+    """Width of the queries' latent. 0: queries are projected from the layer's input, as in DeepSeek-V2-Lite."""
     key_value_rank: int = 0
+    """Width of the latent of keys and values; 0 without latent attention."""
     rotary_width: int = 0
+    """Elements of a head's queries and keys with rotary positions, in addition to head_width; 0 without latent
+    attention."""
     value_width: int = 0
+    """Elements of a head's values under latent attention; 0 without it."""
 
     def attention_parameters(self) -> Amount:
         if not self.key_value_rank:

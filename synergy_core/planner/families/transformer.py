@@ -23,29 +23,38 @@ Number = NDArray[Any] | int
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A decoder, or an encoder with causal=False.
-
-    head_width: width of queries, keys and values; 0: hidden ÷ heads. kv_heads: 0: as many as heads. ffn: MLP's width.
-    gated: whether MLPs have three matrices, not two. tied: whether logits use the embedding's matrix. seq_len: tokens.
-    windowed: fraction of the layers in which a query sees only `window` keys. tower: a frozen encoder of images,
-    whose seq_len is how many patches of a sample it reads; None: there is none, or it is left out.
-    """
+    """A decoder, or an encoder with causal=False."""
 
     layers: Number
+    """Number of layers."""
     hidden: Number
+    """Width of a layer's input."""
     heads: Number
+    """Number of heads of queries."""
     ffn: Number
+    """Width of an MLP."""
     vocab: Number
+    """Number of tokens in the vocabulary."""
     seq_len: Number
+    """Tokens of a sequence; of a `tower`, the patches that it reads of a sample."""
     kv_heads: Number = 0
+    """Number of heads of keys and values; 0: as many as heads."""
     head_width: Number = 0
+    """Width of a head's queries, keys and values; 0: hidden ÷ heads."""
     gated: NDArray[np.bool_] | bool = False
+    """Whether MLPs have three matrices instead of two."""
     tied: NDArray[np.bool_] | bool = True
+    """Whether logits use the embedding's matrix."""
     learned_positions: NDArray[np.bool_] | bool = True
+    """Whether positions are a learned table instead of rotations of queries and keys."""
     causal: bool = True
+    """Whether a token sees only itself and the tokens before it."""
     window: int = 0
+    """Number of keys that a query sees in layers with a window."""
     windowed: float = 0.0
+    """Fraction of the layers that have a window, in [0, 1]."""
     tower: Architecture | None = None
+    """A frozen encoder of images; None if there is none, or if it is left out."""
 
     @property
     def width(self) -> Number:

@@ -31,24 +31,26 @@ Answer = list[Grant | None]
 
 @dataclass(frozen=True, slots=True)
 class Applicant:
-    """One job as a mechanism sees it.
-
-    kinds: allowed GPU types, indices into the cluster's `gpu_types`, the present one first. wanted: by GPU type, the
-    smallest share that gives full speed, at most a node's resources. due: by GPU type, the smallest share with which
-    the job is no slower than with its proportional share (`least`). tenant: an index into the round's quotas. held: the
-    GPUs on which the job runs, () while it waits. share: the present share. speed(kind, share): estimated speed ÷ that
-    with the proportional share. pinned: whether the job keeps its GPUs, so that only its share is chosen.
-    """
+    """One job as a mechanism sees it."""
 
     gpus: int
+    """Number of GPUs that the job requests."""
     kinds: tuple[int, ...]
+    """Allowed GPU types, indices into the cluster's `gpu_types`, the present one first."""
     wanted: tuple[Share, ...]
+    """Smallest share that gives full speed, at most a node's resources, by GPU type."""
     due: tuple[Share, ...]
+    """Smallest share with which the job is no slower than with its proportional share (`least`), by GPU type."""
     tenant: int
+    """Tenant, an index into the round's quotas."""
     held: OnNodes
+    """GPUs on which the job runs, by node; () while it waits."""
     share: Share | None
+    """Present share; None while the job waits."""
     speed: Callable[[int, Share], float]
+    """Function speed(kind, share) that returns the estimated speed on a GPU type ÷ that with the proportional share."""
     pinned: bool = False
+    """Whether the job keeps its GPUs, so that only its share is chosen."""
 
 
 @dataclass(frozen=True, slots=True)
