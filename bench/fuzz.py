@@ -6,7 +6,7 @@
     python bench/fuzz.py --quotas FIRST CASES
 
 SEED CASES: it simulates that many cases of tests/cases.py as if each had been typed, checks them
-(`synergy_runs.invariants`) and, where they apply, compares them with a walk over all jobs
+(`synergy_runs.outputs.invariants`) and, where they apply, compares them with a walk over all jobs
 (tests/case_checks.py). It prints the smallest failing case of each kind as a job log and the keys to type. A case may
 take 20 CPU-seconds and 4 GiB.
 
@@ -49,8 +49,8 @@ import planned_models
 import test_lending
 from cases import POLICIES, RIGID, SHORTER, Case, random_case, smaller, typed
 
-from synergy_runs import inputs
-from synergy_runs.invariants import check
+from synergy_runs.inputs import from_settings
+from synergy_runs.outputs.invariants import check
 
 MAX_CPU_S = 20.0
 """A case that takes longer has failed."""

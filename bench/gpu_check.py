@@ -81,7 +81,7 @@ from synergy_exec.training.supply import Supply
 from synergy_exec.training.trainer import Trainer
 from synergy_exec.worker import processes
 from synergy_runs.files import atomic_file
-from synergy_runs.inputs import read_profile
+from synergy_runs.inputs.from_settings import read_profile
 
 MAX_DIFFERENCE_FRACTION = 1e-3
 """Of losses under two plans in float32, which add in another order."""

@@ -11,8 +11,8 @@ from synergy_core.errors import InputError
 from synergy_core.policies import policy_names
 from synergy_exec.backends import backend_names
 from synergy_exec.settings import EXECUTOR, Settings
-from synergy_runs.command_line import composed, key_table, options, text_asked_for
-from synergy_runs.settings import keys
+from synergy_runs.inputs.command_line import composed, key_table, options, text_asked_for
+from synergy_runs.inputs.keys import keys
 
 
 def main() -> None:

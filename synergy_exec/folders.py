@@ -24,7 +24,7 @@ from synergy_core.errors import InputError, unknown
 from synergy_exec import job_folder
 from synergy_exec.controller.journal import NAME, Journal, open_journal, restore_if_damaged
 from synergy_exec.settings import CHANGEABLE, OF_TRAINING
-from synergy_runs.results import is_unended, same_run
+from synergy_runs.outputs.results import is_unended, same_run
 
 LOCK = "lock"
 WORK = ".work"

@@ -20,7 +20,7 @@ from synergy_core.catalog import yaml_fault
 from synergy_core.errors import InputError, unknown
 from synergy_exec.plain import plain
 from synergy_exec.settings import Precision
-from synergy_runs.settings import COUNT, NOT_NEGATIVE, POSITIVE, Bounds, build, key, typed
+from synergy_runs.inputs.keys import COUNT, NOT_NEGATIVE, POSITIVE, Bounds, build, key, typed
 
 _CLASS = re.compile(r"(?:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*|.+\.py):[A-Za-z_]\w*")
 MOST_BYTES = 100_000

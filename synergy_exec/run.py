@@ -35,14 +35,14 @@ from synergy_exec.settings import AUTO, Settings
 from synergy_exec.wire import whole_lines
 from synergy_exec.worker.network import check_interface
 from synergy_exec.workload import arrivals_of, as_executed
-from synergy_runs.facts import TRUE_RUN_TIMES, Kind, Run, Training, TrainingLog
 from synergy_runs.files import atomic_file
-from synergy_runs.inputs import check_compression, read_profile
-from synergy_runs.invariants import check
-from synergy_runs.requested import policies_of, terms_of
-from synergy_runs.results import new_run, resumed_run, show, write_run
-from synergy_runs.settings import build
-from synergy_runs.workload import Workload
+from synergy_runs.inputs.from_settings import check_compression, read_profile
+from synergy_runs.inputs.keys import build
+from synergy_runs.inputs.requested import policies_of, terms_of
+from synergy_runs.inputs.workload import Workload
+from synergy_runs.outputs.facts import TRUE_RUN_TIMES, Kind, Run, Training, TrainingLog
+from synergy_runs.outputs.invariants import check
+from synergy_runs.outputs.results import new_run, resumed_run, show, write_run
 
 SOME_FAILED = 1
 """Exit code if everything was carried out but some jobs failed."""

@@ -13,13 +13,13 @@ from synergy_exec.controller.controller import Arrival
 from synergy_exec.controller.journal import Journal
 from synergy_exec.job_file import JobFile, job_of
 from synergy_exec.settings import Settings
-from synergy_runs.facts import Kind
 from synergy_runs.files import conf_folder
-from synergy_runs.inputs import estimated, workload_of
-from synergy_runs.requested import policies_of
-from synergy_runs.settings import ClusterSettings
+from synergy_runs.inputs.from_settings import estimated, workload_of
+from synergy_runs.inputs.keys import ClusterSettings
+from synergy_runs.inputs.requested import policies_of
+from synergy_runs.inputs.workload import Workload, from_rows, with_measured
+from synergy_runs.outputs.facts import Kind
 from synergy_runs.traces.rows import UNKNOWN, TraceRows
-from synergy_runs.workload import Workload, from_rows, with_measured
 
 _END_STATE = {"done": "completed", "cancelled": "killed", "failed": "failed"}
 

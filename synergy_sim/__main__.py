@@ -10,8 +10,8 @@ from synergy_core import commands
 from synergy_core.errors import InputError, out_of_memory
 from synergy_core.policies import get_policy, policy_names
 from synergy_core.policies.mechanisms import mechanism_names
-from synergy_runs.command_line import composed_of, is_sweep, key_table, options, prepared, text_asked_for
-from synergy_runs.settings import keys
+from synergy_runs.inputs.command_line import composed_of, is_sweep, key_table, options, prepared, text_asked_for
+from synergy_runs.inputs.keys import keys
 from synergy_sim.settings import SIMULATOR, Settings
 
 TEXT = """\

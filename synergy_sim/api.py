@@ -11,13 +11,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from synergy_runs.command_line import composed_of, options, prepared
-from synergy_runs.comparison import Comparison, flat_row
-from synergy_runs.comparison import compare as compared
-from synergy_runs.notes import notes
-from synergy_runs.settings import typed
-from synergy_runs.stored import StoredRun, find_runs, follow_latest
-from synergy_runs.tables import assumptions, caption, verdict
+from synergy_runs.inputs.command_line import composed_of, options, prepared
+from synergy_runs.inputs.keys import typed
+from synergy_runs.outputs.comparison import Comparison, flat_row
+from synergy_runs.outputs.comparison import compare as compared
+from synergy_runs.outputs.notes import notes
+from synergy_runs.outputs.stored import StoredRun, find_runs, follow_latest
+from synergy_runs.outputs.tables import assumptions, caption, verdict
 from synergy_sim.run import run
 from synergy_sim.settings import SIMULATOR
 
@@ -30,7 +30,7 @@ class Results:
     """The results of one command, or of all commands below a folder.
 
     Times are in seconds; docs/metrics.md defines every column. Printing the object shows what the jobs are, the result
-    in words and the notes on it. comparison: the same results as objects, for `synergy_runs.report`.
+    in words and the notes on it. comparison: the same results as objects, for `synergy_runs.outputs.report`.
     """
 
     folder: Path

@@ -14,7 +14,8 @@ from synergy_core.errors import InputError
 from synergy_core.planner import tables
 from synergy_core.planner.tables import PlannedModel
 from synergy_core.units import GB, MB, TICK_S, on_grid
-from synergy_runs.workload import CLASSES, Workload, in_turn, uniform
+from synergy_runs.generators.by_class import CLASSES, in_turn
+from synergy_runs.inputs.workload import Workload, uniform
 from synergy_sim.truth import Truth
 from synergy_sim.truth.application import DataParallelApplication, NodeGpus, packed
 

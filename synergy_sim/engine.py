@@ -19,7 +19,7 @@ from synergy_core.jobs.record import NEVER, Decision, Placed, gpus_in
 from synergy_core.scheduling.protocol import Scheduler
 from synergy_core.scheduling.reasons import Stopped
 from synergy_core.units import Floats
-from synergy_runs.facts import DecisionLog, EventLog, Kind, ShareLog, TrainingLog
+from synergy_runs.outputs.facts import DecisionLog, EventLog, Kind, ShareLog, TrainingLog
 from synergy_sim.execution import SimulatedJob
 
 SUBMIT, STOP, FINISH = int(Kind.SUBMIT), int(Kind.STOP), int(Kind.FINISH)

@@ -1,6 +1,7 @@
 """`python -m synergy_sim.explain RUN JOB --at TIME` explains why a job ran or waited at an instant of a finished run.
 
-Without an instant it prints the job's history, and with two runs where they part over it (`synergy_runs.history`).
+Without an instant it prints the job's history, and with two runs where they part over it
+(`synergy_runs.outputs.history`).
 Ordering policies are explained from the stored run alone. For policies that share out CPUs and memory, the jobs are
 also made again from the log, because the jobs' demands are not stored. For policies that solve a problem each round,
 the simulation is repeated up to the decision in question: a run's configuration determines its decisions.
@@ -34,14 +35,14 @@ from synergy_core.policies import OrderingPolicy, Policy, SharingPolicy
 from synergy_core.scheduling.order import after_jump, next_jump_s
 from synergy_core.scheduling.reasons import Reason, Snapshot, Stopped, Waiting, free_gpus, free_in_words, free_share
 from synergy_core.units import Floats, format_duration, format_gpus, format_instant, format_share, parse_duration_s
-from synergy_runs.explained import explained as explanation_in
-from synergy_runs.facts import AS_LOGGED, Kind
-from synergy_runs.history import compared, history_of, job_numbered, parting_s
-from synergy_runs.inputs import cluster_of
-from synergy_runs.metrics import NO_NAME
-from synergy_runs.requested import policies_of
-from synergy_runs.settings import NodeTypeSettings, build
-from synergy_runs.stored import StoredRun, follow_latest, read_run
+from synergy_runs.inputs.from_settings import cluster_of
+from synergy_runs.inputs.keys import NodeTypeSettings, build
+from synergy_runs.inputs.requested import policies_of
+from synergy_runs.outputs.explained import explained as explanation_in
+from synergy_runs.outputs.facts import AS_LOGGED, Kind
+from synergy_runs.outputs.history import compared, history_of, job_numbered, parting_s
+from synergy_runs.outputs.metrics import NO_NAME
+from synergy_runs.outputs.stored import StoredRun, follow_latest, read_run
 from synergy_runs.traces.rows import epoch_s
 from synergy_sim.execution import ExecutionModel, SimulatedJob
 from synergy_sim.hardware import speeds

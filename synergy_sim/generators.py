@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from synergy_core.cluster import Cluster, NodeType
 from synergy_core.commands import run
 from synergy_core.policies import get_policy
-from synergy_runs.facts import Kind
 from synergy_runs.generators.statistics import Statistics
-from synergy_runs.inputs import without_misfits
+from synergy_runs.inputs.from_settings import without_misfits
+from synergy_runs.inputs.workload import from_rows, with_estimates
+from synergy_runs.outputs.facts import Kind
 from synergy_runs.traces.rows import TraceRows
-from synergy_runs.workload import from_rows, with_estimates
 from synergy_sim.simulate import simulate
 
 CASES = (("fifo", True), ("backfill", True), ("backfill", False))

@@ -13,7 +13,7 @@ from synergy_core.catalog import gpu_sheet, gpu_sheets, gpu_type_named, run_time
 from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError, same_product, unknown
 from synergy_core.units import on_grid
-from synergy_runs.workload import Conversion, Workload, ran_on
+from synergy_runs.inputs.workload import Conversion, Workload, ran_on
 from synergy_sim.assignment import alike, packed_as_requested
 from synergy_sim.truth import Truth
 

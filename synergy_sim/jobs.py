@@ -18,7 +18,7 @@ from synergy_core.jobs.testbed_profiles import degrees_of
 from synergy_core.planner import tables
 from synergy_core.planner.plan import Plan
 from synergy_core.units import on_grid
-from synergy_runs.workload import Workload
+from synergy_runs.inputs.workload import Workload
 from synergy_sim.execution import Costs, ExecutionModel, SimulatedJob
 from synergy_sim.hardware import speeds
 from synergy_sim.truth import Truth

@@ -14,7 +14,7 @@ from synergy_core.jobs.testbed_profiles import Profile
 from synergy_core.policies import OrderingPolicy, Policy, SharingPolicy
 from synergy_core.scheduling.scheduler import stops_jobs
 from synergy_core.scheduling.sharing import Needs
-from synergy_runs.inputs import (
+from synergy_runs.inputs.from_settings import (
     by_partition,
     check_compression,
     check_fit,
@@ -27,9 +27,9 @@ from synergy_runs.inputs import (
     without_misfits,
     workload_of,
 )
-from synergy_runs.requested import policies_of, terms_of
+from synergy_runs.inputs.requested import policies_of, terms_of
+from synergy_runs.inputs.workload import Workload, with_measured
 from synergy_runs.traces._download import find_folder
-from synergy_runs.workload import Workload, with_measured
 from synergy_sim.assignment import as_given, by_class, mixed, tuned, with_language_models, with_profiled_batches
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.hardware import check_types, converted

@@ -1,10 +1,10 @@
-"""`python -m synergy_sim.results` shows finished runs in one table (`synergy_runs.results`)."""
+"""`python -m synergy_sim.results` shows finished runs in one table (`synergy_runs.outputs.results`)."""
 
 from synergy_core.commands import run
 
 
 def _main() -> int:
-    from synergy_runs.results import main
+    from synergy_runs.outputs.results import main
 
     return main()
 

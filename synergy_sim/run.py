@@ -26,18 +26,18 @@ from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
 from synergy_core.scheduling.conformance import attributed_to_policy
 from synergy_core.units import format_duration
-from synergy_runs.command_line import as_hydra, of_each_swept_value, run_sweep, swept_values
-from synergy_runs.comparison import collect, compare
-from synergy_runs.facts import Run, as_logged
-from synergy_runs.inputs import about_cluster, about_quotas, carried_in_words
-from synergy_runs.invariants import check
-from synergy_runs.report.write import write_comparison
-from synergy_runs.requested import in_words, label_of, missing, policies_of, terms_of
-from synergy_runs.results import command_of, new_run, resumed_run, show, write_run
-from synergy_runs.settings import build
-from synergy_runs.stored import find_runs, read_record, read_run, typed_settings
-from synergy_runs.tables import print_comparison
-from synergy_runs.workload import Workload
+from synergy_runs.inputs.command_line import as_hydra, of_each_swept_value, run_sweep, swept_values
+from synergy_runs.inputs.from_settings import about_cluster, about_quotas, carried_in_words
+from synergy_runs.inputs.keys import build
+from synergy_runs.inputs.requested import in_words, label_of, missing, policies_of, terms_of
+from synergy_runs.inputs.workload import Workload
+from synergy_runs.outputs.comparison import collect, compare
+from synergy_runs.outputs.facts import Run, as_logged
+from synergy_runs.outputs.invariants import check
+from synergy_runs.outputs.report.write import write_comparison
+from synergy_runs.outputs.results import command_of, new_run, resumed_run, show, write_run
+from synergy_runs.outputs.stored import find_runs, read_record, read_run, typed_settings
+from synergy_runs.outputs.tables import print_comparison
 from synergy_sim.engine import Progress as Report
 from synergy_sim.prepare import PreparedRun, prepared_runs
 from synergy_sim.settings import SIMULATOR, Settings

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from synergy_core.jobs.exchange import Compression
-from synergy_runs.command_line import Program
-from synergy_runs.settings import (
+from synergy_runs.inputs.command_line import Program
+from synergy_runs.inputs.keys import (
     ABOVE_ZERO,
     COMPRESSION_MEANING,
     COMPRESSOR_MEANING,

@@ -17,10 +17,10 @@ from synergy_core.policies import Policy, SharingPolicy
 from synergy_core.scheduling.protocol import Scheduler
 from synergy_core.scheduling.scheduler import scheduler_for
 from synergy_core.units import on_grid
-from synergy_runs.facts import Run, truth_read_by
-from synergy_runs.inputs import check_fit
-from synergy_runs.requested import terms_of
-from synergy_runs.workload import Workload
+from synergy_runs.inputs.from_settings import check_fit
+from synergy_runs.inputs.requested import terms_of
+from synergy_runs.inputs.workload import Workload
+from synergy_runs.outputs.facts import Run, truth_read_by
 from synergy_sim.drivers import OnEvents, Rounds
 from synergy_sim.engine import Driver, Engine, Progress
 from synergy_sim.execution import ExecutionModel, SimulatedJob

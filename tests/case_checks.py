@@ -16,12 +16,12 @@ from omegaconf import OmegaConf
 from test_profiled_jobs import PROFILE
 
 from synergy_core.policies import OrderingPolicy
-from synergy_runs.command_line import prepared
-from synergy_runs.facts import Run
 from synergy_runs.files import conf_folder
-from synergy_runs.inputs import write_profile
-from synergy_runs.invariants import check
-from synergy_runs.settings import build
+from synergy_runs.inputs.command_line import prepared
+from synergy_runs.inputs.from_settings import write_profile
+from synergy_runs.inputs.keys import build
+from synergy_runs.outputs.facts import Run
+from synergy_runs.outputs.invariants import check
 from synergy_sim.prepare import PreparedRun, prepared_runs
 from synergy_sim.settings import SIMULATOR, Settings
 from synergy_sim.simulate import simulate

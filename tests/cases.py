@@ -16,8 +16,8 @@ from synergy_core.catalog import load_model
 from synergy_core.cluster import Cluster, NodeType, PlacementRule
 from synergy_core.jobs.record import NEVER
 from synergy_core.policies import OrderingPolicy, Policy, get_policy, policy_names
-from synergy_runs.command_line import options
 from synergy_runs.files import conf_folder
+from synergy_runs.inputs.command_line import options
 
 TRUTHS = ("none", "mix", "as_given", "llm", "profiled")
 """What is true of a case's jobs: a run time only; a training job drawn for it; one with all the work of its

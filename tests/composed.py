@@ -1,7 +1,7 @@
 """Settings as a command line gives them."""
 
-from synergy_runs.command_line import composed_of
-from synergy_runs.settings import build
+from synergy_runs.inputs.command_line import composed_of
+from synergy_runs.inputs.keys import build
 from synergy_sim.settings import SIMULATOR, Settings
 
 

@@ -26,7 +26,7 @@ import planned_models
 from case_checks import prepared_case, simulated
 from cases import random_case
 
-from synergy_runs.invariants import check
+from synergy_runs.outputs.invariants import check
 
 FILE = Path(__file__).with_name("digests.json")
 CASES = 600

@@ -11,8 +11,8 @@ from synergy_core.cluster import Cluster, NodeType
 from synergy_core.policies import get_policy, policy_names
 from synergy_core.scheduling.scheduler import scheduler_for
 from synergy_core.units import TICKS_PER_S, on_grid
-from synergy_runs.facts import Kind
-from synergy_runs.workload import Workload
+from synergy_runs.inputs.workload import Workload
+from synergy_runs.outputs.facts import Kind
 
 RIGID = sorted(name for name in policy_names() if not getattr(get_policy(name), "reads_goodput", False))
 """Policies that run jobs of which only a run time is known."""

@@ -12,7 +12,7 @@ from naive import POLICIES, Naive, NaiveJob
 from synergy_core.cluster import Cluster, NodeType
 from synergy_core.jobs.record import NEVER
 from synergy_core.policies import Policy, get_policy
-from synergy_runs.workload import Workload
+from synergy_runs.inputs.workload import Workload
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.simulate import simulate
 

@@ -16,8 +16,8 @@ from synergy_core.cluster import Cluster, NodeType
 from synergy_core.errors import InputError
 from synergy_core.policies import get_policy
 from synergy_core.units import GB, MB
-from synergy_runs.inputs import cluster_of, workload_of
-from synergy_runs.workload import CLASSES, in_turn
+from synergy_runs.generators.by_class import CLASSES, in_turn
+from synergy_runs.inputs.from_settings import cluster_of, workload_of
 from synergy_sim.assignment import PROFILED_ON, by_class
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.prepare import prepared_runs, trained, truth_of

@@ -11,7 +11,7 @@ from naive_traces import Trace, by_definition, differing, random_trace, simulate
 from synergy_core.cluster import Cluster, NodeType
 from synergy_core.placement.one_job import Placement
 from synergy_core.policies import get_policy
-from synergy_runs.facts import Kind
+from synergy_runs.outputs.facts import Kind
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.simulate import simulate
 

@@ -11,7 +11,7 @@ from synergy_core.jobs.record import Job, gpus_in
 from synergy_core.jobs.state import Allocations, ClusterState
 from synergy_core.policies import get_policy
 from synergy_core.scheduling.allocation import Placer, Snapshots
-from synergy_runs.facts import Kind
+from synergy_runs.outputs.facts import Kind
 from synergy_sim.simulate import simulate
 
 MACHINES = {

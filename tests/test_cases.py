@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from jobs import WALKING, cluster, facts, finish_s, workload
 
 from synergy_core.policies import get_policy
-from synergy_runs.command_line import composed
-from synergy_runs.invariants import check
-from synergy_runs.settings import build
+from synergy_runs.inputs.command_line import composed
+from synergy_runs.inputs.keys import build
+from synergy_runs.outputs.invariants import check
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.prepare import prepared_runs
 from synergy_sim.settings import SIMULATOR, Settings

@@ -18,9 +18,9 @@ from synergy_core import commands as exits
 from synergy_core.errors import unknown
 from synergy_exec import __main__ as executor
 from synergy_exec.settings import EXECUTOR
-from synergy_runs.command_line import prepared, text_asked_for
-from synergy_runs.results import main as main_of_results
-from synergy_runs.settings import keys
+from synergy_runs.inputs.command_line import prepared, text_asked_for
+from synergy_runs.inputs.keys import keys
+from synergy_runs.outputs.results import main as main_of_results
 from synergy_sim import __main__ as simulator
 from synergy_sim.settings import SIMULATOR, Settings
 

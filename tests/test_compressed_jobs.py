@@ -20,8 +20,8 @@ from synergy_core.jobs.exchange import exchange_of
 from synergy_core.jobs.fitted import SynergyTask
 from synergy_core.jobs.spec import Configurations, Shape, StepReport
 from synergy_core.planner.plan import Plan
-from synergy_runs.facts import Holdings, Training, compressed_gpu_s
-from synergy_runs.metrics import summarise
+from synergy_runs.outputs.facts import Holdings, Training, compressed_gpu_s
+from synergy_runs.outputs.metrics import summarise
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.jobs import jobs_of
 from synergy_sim.prepare import prepared_runs

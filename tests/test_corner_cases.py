@@ -10,8 +10,8 @@ from synergy_core.errors import InputError
 from synergy_core.jobs.record import Job
 from synergy_core.policies import get_policy
 from synergy_core.scheduling.scheduler import scheduler_for
-from synergy_runs.inputs import _scaled_quotas
-from synergy_runs.invariants import check
+from synergy_runs.inputs.from_settings import _scaled_quotas
+from synergy_runs.outputs.invariants import check
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.simulate import simulate
 

@@ -13,8 +13,8 @@ from training_jobs import given, run, t4s, training
 from synergy_core.cluster import Cluster, NodeType
 from synergy_core.errors import InputError
 from synergy_core.policies import get_policy
-from synergy_runs.facts import Kind
-from synergy_runs.invariants import check
+from synergy_runs.outputs.facts import Kind
+from synergy_runs.outputs.invariants import check
 from synergy_sim.assignment import with_language_models
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.simulate import simulate

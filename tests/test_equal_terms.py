@@ -5,8 +5,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from synergy_core.errors import InputError
-from synergy_runs.command_line import prepared
-from synergy_runs.requested import ahead, label_of, missing, policies_of, quoted, read_request, requests_in, terms_of
+from synergy_runs.inputs.command_line import prepared
+from synergy_runs.inputs.requested import (
+    ahead,
+    label_of,
+    missing,
+    policies_of,
+    quoted,
+    read_request,
+    requests_in,
+    terms_of,
+)
 from synergy_sim.settings import SIMULATOR
 
 

@@ -13,10 +13,10 @@ from synergy_core.cluster import Cluster, NodeType, Share
 from synergy_core.policies import get_policy
 from synergy_core.scheduling.reasons import Waiting
 from synergy_core.units import GB
-from synergy_runs.invariants import check
-from synergy_runs.results import write_run
-from synergy_runs.settings import build
-from synergy_runs.stored import read_run
+from synergy_runs.inputs.keys import build
+from synergy_runs.outputs.invariants import check
+from synergy_runs.outputs.results import write_run
+from synergy_runs.outputs.stored import read_run
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.explain import Answer, Facts, demand, main
 from synergy_sim.jobs import jobs_of

@@ -15,10 +15,10 @@ from synergy_core.catalog import run_time_ratio
 from synergy_core.cluster import Cluster, NodeType
 from synergy_core.policies import get_policy
 from synergy_core.scheduling.reasons import Stopped, Waiting
-from synergy_runs.facts import Kind
-from synergy_runs.results import write_run
-from synergy_runs.settings import build
-from synergy_runs.stored import read_run
+from synergy_runs.inputs.keys import build
+from synergy_runs.outputs.facts import Kind
+from synergy_runs.outputs.results import write_run
+from synergy_runs.outputs.stored import read_run
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.explain import Answer, Facts, main
 from synergy_sim.run import simulate_all

@@ -18,9 +18,9 @@ from synergy_runs.generators import generate, names
 from synergy_runs.generators.arrivals import marginals
 from synergy_runs.generators.command import COLUMNS, further, main, tenant_loads
 from synergy_runs.generators.statistics import statistics
+from synergy_runs.inputs.workload import from_rows
 from synergy_runs.traces import read_trace
 from synergy_runs.traces.rows import TraceRows, epoch_s
-from synergy_runs.workload import from_rows
 from synergy_sim.generators import queueing_delays
 
 CLUSTERS = names()

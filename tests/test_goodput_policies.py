@@ -12,8 +12,8 @@ from synergy_core.cluster import Cluster, NodeType
 from synergy_core.errors import InputError
 from synergy_core.jobs.spec import powers_and_whole_nodes
 from synergy_core.policies import get_policy
-from synergy_runs.facts import Kind
-from synergy_runs.metrics import job_table
+from synergy_runs.outputs.facts import Kind
+from synergy_runs.outputs.metrics import job_table
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.simulate import simulate
 from synergy_sim.truth import Truth

@@ -14,7 +14,7 @@ from synergy_core.catalog import add_gpu_sheet, gpu_sheet, gpu_sheets, load_mode
 from synergy_core.cluster import Cluster, NodeType
 from synergy_core.errors import InputError
 from synergy_core.policies import get_policy
-from synergy_runs.invariants import check
+from synergy_runs.outputs.invariants import check
 from synergy_sim.hardware import check_types, converted
 from synergy_sim.prepare import prepared_runs
 from synergy_sim.simulate import simulate

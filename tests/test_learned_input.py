@@ -19,7 +19,7 @@ from synergy_core.planner.plan import Plan
 from synergy_core.scheduling.scheduler import scheduler_for
 from synergy_core.scheduling.sharing import Needs
 from synergy_core.units import GB, MB
-from synergy_runs.invariants import check
+from synergy_runs.outputs.invariants import check
 from synergy_sim.prepare import prepared_runs
 from synergy_sim.simulate import simulate
 

@@ -9,7 +9,7 @@ from synergy_core.errors import InputError
 from synergy_core.policies import OrderingPolicy, get_policy, policy_names
 from synergy_core.policies.mechanisms import mechanism_names
 from synergy_core.units import GB
-from synergy_runs.facts import Kind
+from synergy_runs.outputs.facts import Kind
 from synergy_sim.truth import Truth
 
 POLICIES = sorted(policy_names())

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from synergy_core.errors import InputError
 from synergy_core.units import HOUR_S
+from synergy_runs.generators.by_class import CLASSES, in_turn
 from synergy_runs.generators.laws import LawParameters, draw, laws
-from synergy_runs.inputs import workload_of
+from synergy_runs.inputs.from_settings import workload_of
 from synergy_runs.traces import read_trace
-from synergy_runs.workload import CLASSES, in_turn
 
 PUBLISHED = Path(os.environ.get("SYNERGY_DATA") or "/nowhere") / "resource_sensitivity/workload_9_per_hour_seed42.csv"
 LAW = ((0.8, 1.5, 3.0), (0.2, 3.0, 4.0))

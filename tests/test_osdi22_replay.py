@@ -10,8 +10,8 @@ from naive_mechanisms import NaiveCluster, NaiveProfile, NaiveRow, finish_times_
 
 from synergy_core.catalog import load_model
 from synergy_core.units import HOUR_S
-from synergy_runs.metrics import job_table
-from synergy_runs.workload import CLASSES
+from synergy_runs.generators.by_class import CLASSES
+from synergy_runs.outputs.metrics import job_table
 from synergy_sim.drivers import Rounds
 from synergy_sim.prepare import prepared_runs
 from synergy_sim.simulate import simulate

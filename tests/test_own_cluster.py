@@ -8,8 +8,8 @@ import pytest
 from composed import composed
 
 from synergy_core.errors import InputError
-from synergy_runs.facts import Kind
-from synergy_runs.invariants import check
+from synergy_runs.outputs.facts import Kind
+from synergy_runs.outputs.invariants import check
 from synergy_sim.prepare import prepared_runs
 from synergy_sim.simulate import simulate
 

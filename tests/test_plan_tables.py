@@ -8,9 +8,9 @@ import pytest
 
 from synergy_core.errors import InputError
 from synergy_core.jobs.testbed_profiles import degrees_of
-from synergy_runs.command_line import composed
-from synergy_runs.inputs import read_profile
-from synergy_runs.settings import build
+from synergy_runs.inputs.command_line import composed
+from synergy_runs.inputs.from_settings import read_profile
+from synergy_runs.inputs.keys import build
 from synergy_sim.run import simulate_all
 from synergy_sim.settings import SIMULATOR, Settings
 

@@ -17,8 +17,8 @@ from synergy_core.jobs.reports import RATIO_OWN, RATIO_SHARED
 from synergy_core.jobs.spec import JobSpec, Shape, StepReport, powers_and_whole_nodes
 from synergy_core.planner.plan import Plan
 from synergy_core.policies import get_policy
-from synergy_runs.facts import Kind
-from synergy_runs.invariants import check
+from synergy_runs.outputs.facts import Kind
+from synergy_runs.outputs.invariants import check
 from synergy_sim.assignment import as_given, with_language_models
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.prepare import prepared_runs

@@ -25,8 +25,8 @@ from synergy_core.jobs.testbed_profiles import (
 )
 from synergy_core.planner.plan import Plan
 from synergy_core.policies import get_policy
-from synergy_runs.facts import Kind
-from synergy_runs.invariants import check
+from synergy_runs.outputs.facts import Kind
+from synergy_runs.outputs.invariants import check
 from synergy_sim.assignment import as_given
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.simulate import simulate

@@ -17,10 +17,10 @@ from jobs import RIGID, cluster, finish_s, work_ticks
 from synergy_core.catalog import gpu_type_named
 from synergy_core.policies import OrderingPolicy, get_policy
 from synergy_core.units import GB, TICKS_PER_S
-from synergy_runs.facts import Kind
-from synergy_runs.invariants import check
+from synergy_runs.inputs.workload import from_rows, take, with_estimates
+from synergy_runs.outputs.facts import Kind
+from synergy_runs.outputs.invariants import check
 from synergy_runs.traces import read_trace
-from synergy_runs.workload import from_rows, take, with_estimates
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.simulate import simulate
 

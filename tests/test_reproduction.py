@@ -10,9 +10,9 @@ import pytest
 from composed import composed
 from jobs import finish_s
 
-from synergy_runs.inputs import cluster_of, workload_of
-from synergy_runs.invariants import check
-from synergy_runs.requested import policies_of
+from synergy_runs.inputs.from_settings import cluster_of, workload_of
+from synergy_runs.inputs.requested import policies_of
+from synergy_runs.outputs.invariants import check
 from synergy_sim.prepare import execution_of, trained, truth_of
 from synergy_sim.simulate import simulate
 

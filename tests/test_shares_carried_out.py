@@ -10,7 +10,7 @@ from synergy_core.cluster import Cluster, NodeType
 from synergy_core.errors import InputError
 from synergy_core.policies import get_policy
 from synergy_core.units import GB
-from synergy_runs.invariants import check
+from synergy_runs.outputs.invariants import check
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.simulate import simulate
 

@@ -11,7 +11,7 @@ from synergy_core.goodput.pipeline import Pipeline
 from synergy_core.jobs.state import _worth_trying
 from synergy_core.policies import get_policy
 from synergy_core.units import GB, MB
-from synergy_runs.metrics import job_table
+from synergy_runs.outputs.metrics import job_table
 from synergy_sim.prepare import prepared_runs
 from synergy_sim.simulate import simulate
 

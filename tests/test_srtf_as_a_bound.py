@@ -7,7 +7,7 @@ import pytest
 from jobs import cluster, workload
 
 from synergy_core.policies import get_policy
-from synergy_runs.metrics import job_table
+from synergy_runs.outputs.metrics import job_table
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.simulate import simulate
 

@@ -13,7 +13,7 @@ from synergy_core.policies._check import TENANTS, JobCase, PolicyCase
 from synergy_core.scheduling.conformance import _carried_out, _with_hosts
 from synergy_core.scheduling.starvation import Guarded, RunTimes
 from synergy_core.units import TICK_S, on_grid
-from synergy_runs.invariants import check
+from synergy_runs.outputs.invariants import check
 from synergy_sim.simulate import simulate
 
 TWO = NodeType("v100", "v100", 1, 2)

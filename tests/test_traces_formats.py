@@ -26,12 +26,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from synergy_core.errors import InputError
+from synergy_runs.inputs.workload import from_rows
 from synergy_runs.traces import formats, read_trace
 from synergy_runs.traces.cluster_seen import seen
 from synergy_runs.traces.command import lines
 from synergy_runs.traces.rows import COLUMNS, TraceRows, epoch_s
 from synergy_runs.traces.slurm import elapsed_s
-from synergy_runs.workload import from_rows
 
 Row = dict[str, Any] | str
 

@@ -9,7 +9,7 @@ import pytest
 from training_jobs import CATALOG, t4s, training
 
 from synergy_core.errors import InputError
-from synergy_runs.requested import policies_of
+from synergy_runs.inputs.requested import policies_of
 from synergy_sim.assignment import packed_as_requested, tuned
 
 NAMES = ("cifar10", "ncf", "deepspeech2", "bert", "yolov3", "imagenet")

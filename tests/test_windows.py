@@ -9,18 +9,18 @@ from jobs import cluster, work_ticks, workload
 
 from synergy_core.errors import InputError
 from synergy_core.policies import get_policy
-from synergy_runs.comparison import compare
-from synergy_runs.facts import holdings
 from synergy_runs.generators import generate
 from synergy_runs.generators.statistics import statistics
-from synergy_runs.inputs import add_history, carried_in_words, cut, without_carried, workload_of
-from synergy_runs.invariants import check
-from synergy_runs.metrics import growth, job_table, overloaded, summarise, waiting_gpu_s
-from synergy_runs.notes import notes
-from synergy_runs.results import write_run
-from synergy_runs.stored import find_runs
+from synergy_runs.inputs.from_settings import add_history, carried_in_words, cut, without_carried, workload_of
+from synergy_runs.inputs.workload import at_least, from_rows, sampled, scaled, take, windows_of, with_estimates
+from synergy_runs.outputs.comparison import compare
+from synergy_runs.outputs.facts import holdings
+from synergy_runs.outputs.invariants import check
+from synergy_runs.outputs.metrics import growth, job_table, overloaded, summarise, waiting_gpu_s
+from synergy_runs.outputs.notes import notes
+from synergy_runs.outputs.results import write_run
+from synergy_runs.outputs.stored import find_runs
 from synergy_runs.traces import read_trace
-from synergy_runs.workload import at_least, from_rows, sampled, scaled, take, windows_of, with_estimates
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.simulate import simulate
 

@@ -16,7 +16,7 @@ from wrong_inputs.keys import LOG
 
 from synergy_core import policies
 from synergy_core.errors import InputError
-from synergy_runs.command_line import as_hydra, completion, composed
+from synergy_runs.inputs.command_line import as_hydra, completion, composed
 from synergy_sim.settings import SIMULATOR
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -10,8 +10,8 @@ from jobs import workload
 from synergy_core.cluster import Cluster, NodeType
 from synergy_core.jobs.state import Allocations
 from synergy_core.policies import AllocationPolicy, get_policy, policy_names
-from synergy_runs.invariants import check
-from synergy_runs.workload import Workload
+from synergy_runs.inputs.workload import Workload
+from synergy_runs.outputs.invariants import check
 from synergy_sim.assignment import mixed
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.simulate import simulate

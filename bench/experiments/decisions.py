@@ -17,8 +17,8 @@ from yardstick import simpy_cpu_s
 from synergy_core.cluster import Cluster, NodeType
 from synergy_core.policies import get_policy
 from synergy_core.units import DAY_S, GB, HOUR_S
+from synergy_runs.inputs.workload import Workload, from_rows
 from synergy_runs.traces.rows import TraceRows
-from synergy_runs.workload import Workload, from_rows
 from synergy_sim.assignment import by_class, mixed
 from synergy_sim.execution import ExecutionModel
 from synergy_sim.simulate import Simulation

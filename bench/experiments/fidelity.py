@@ -20,8 +20,8 @@ from runner.tables import each, met, number, percent, table
 
 from synergy_exec.controller.execution import STARTED_PARTS
 from synergy_exec.controller.journal import open_journal
-from synergy_runs.facts import Kind
-from synergy_runs.stored import find_runs
+from synergy_runs.outputs.facts import Kind
+from synergy_runs.outputs.stored import find_runs
 
 POLICIES = ("fifo", "sia+plans", "synergy")
 MODELS = ("cnn", "gpt", "mlp", "texts")

@@ -26,7 +26,7 @@ UNITS = {"max_waiting_s": 60.0, "max_restarts": 1.0}
 
 def measure(overrides: tuple[str, ...], load: float, seed: int) -> Result:
     """Synergy's figures ÷ sia's, and both of `OWN`."""
-    from synergy_runs.metrics import summarise
+    from synergy_runs.outputs.metrics import summarise
     from synergy_sim.prepare import prepared_runs
     from synergy_sim.simulate import simulate
 

@@ -13,7 +13,7 @@ from runner.experiment import Experiment, Results, Simulation, Tables, compose, 
 from runner.tables import NONE, Ratios, below, mean_half, met, number, paired, table, with_half
 
 from synergy_core.units import HOUR_S
-from synergy_runs.workload import CLASSES
+from synergy_runs.generators.by_class import CLASSES
 
 EXPERIMENT = "experiment=synergy_osdi22"
 READS = tuple(f"synergy_core/catalog/models/{name}.yaml" for _, models in CLASSES for name in models)

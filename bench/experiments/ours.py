@@ -229,7 +229,7 @@ def worst_fairness(folder: Path, settings: Any) -> Result:
     """
     import pandas as pd
 
-    from synergy_runs.inputs import cluster_of, workload_of
+    from synergy_runs.inputs.from_settings import cluster_of, workload_of
     from synergy_sim.prepare import execution_of, truth_of
 
     jobs = pd.read_parquet(folder / "jobs.parquet", columns=["jct_s", "mean_contention"])

@@ -17,8 +17,8 @@ from synergy_core.jobs.state import Allocations, ClusterState, OracleClusterStat
 from synergy_core.policies import Policy, get_policy
 from synergy_core.units import DAY_S, HOUR_S, on_grid
 from synergy_runs.generators import generate
-from synergy_runs.metrics import job_table, mean, percentile
-from synergy_runs.workload import Workload, from_rows
+from synergy_runs.inputs.workload import Workload, from_rows
+from synergy_runs.outputs.metrics import job_table, mean, percentile
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.simulate import simulate
 

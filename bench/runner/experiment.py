@@ -176,8 +176,8 @@ def data_file(*parts: str) -> Path:
 
 def compose(overrides: Sequence[str]) -> tuple[Any, dict[str, Any]]:
     """The settings of a command line, and the plain values they were built from."""
-    from synergy_runs.command_line import composed
-    from synergy_runs.settings import build
+    from synergy_runs.inputs.command_line import composed
+    from synergy_runs.inputs.keys import build
     from synergy_sim.settings import SIMULATOR, Settings
 
     values = composed(SIMULATOR, list(overrides))

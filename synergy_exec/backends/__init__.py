@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from synergy_core import module_names
 from synergy_core.errors import unknown
-from synergy_runs.settings import cast
+from synergy_runs.inputs.keys import cast
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,8 +17,8 @@ from synergy_exec.profiling.machine import machine
 from synergy_exec.profiling.profile import Effort, add_to_profile, progress
 from synergy_exec.settings import EXECUTOR, Settings
 from synergy_exec.workload import models, template
-from synergy_runs.command_line import composed
-from synergy_runs.settings import build
+from synergy_runs.inputs.command_line import composed
+from synergy_runs.inputs.keys import build
 
 LEISURE_S = 600.0
 """Default of `profile_s` for this command, whose user does not wait for a run."""

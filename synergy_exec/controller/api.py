@@ -28,8 +28,8 @@ from synergy_exec.job_folder import COLUMNS, REPORTS, STEPS
 from synergy_exec.nodes.agents import Agents, RefusedError
 from synergy_exec.plain import MOST_SHOWN, plain
 from synergy_exec.wire import whole_lines
-from synergy_runs.explained import explained
-from synergy_runs.facts import Kind
+from synergy_runs.outputs.explained import explained
+from synergy_runs.outputs.facts import Kind
 
 # Metrics for monitoring.
 

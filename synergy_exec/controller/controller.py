@@ -38,8 +38,8 @@ from synergy_exec.nodes.agents import Agents, listening
 from synergy_exec.plain import plain_lines
 from synergy_exec.settings import Settings
 from synergy_exec.worker.processes import began, wait_or_kill
-from synergy_runs.facts import Kind
 from synergy_runs.files import atomic_file
+from synergy_runs.outputs.facts import Kind
 
 # Resuming where an earlier controller ended.
 

@@ -36,7 +36,7 @@ from synergy_exec.nodes.runs import Happened, Run, Runs
 from synergy_exec.plans import read_candidates
 from synergy_exec.settings import QueueSettings, Settings
 from synergy_exec.training.checkpoint_folder import saving_s
-from synergy_runs.facts import Kind
+from synergy_runs.outputs.facts import Kind
 
 
 def with_queue(cluster: Cluster, queue: QueueSettings) -> Cluster:

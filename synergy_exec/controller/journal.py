@@ -24,8 +24,8 @@ from typing import Any, Literal, NamedTuple, get_args
 from synergy_core.errors import InputError
 from synergy_core.jobs.record import Placed
 from synergy_exec import job_folder
-from synergy_runs.facts import DecisionLog, EventLog, Kind
 from synergy_runs.files import atomic_file
+from synergy_runs.outputs.facts import DecisionLog, EventLog, Kind
 
 NAME = "journal.sqlite"
 BACKUP = "journal.backup.sqlite"

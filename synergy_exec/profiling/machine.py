@@ -17,7 +17,7 @@ from synergy_core.cluster import Cluster
 from synergy_core.jobs.record import Placed
 from synergy_core.jobs.testbed_profiles import NoiseFrom, Profile, ProfiledModel
 from synergy_exec.plans import sizes_of
-from synergy_runs.inputs import read_profile, write_profile
+from synergy_runs.inputs.from_settings import read_profile, write_profile
 
 
 def machine(backend: str, options: Mapping[str, Any], *, precision: str) -> str:

@@ -20,7 +20,7 @@ from synergy_core.jobs.exchange import Compression, PlanExchange, exchange_of
 from synergy_core.jobs.spec import JobSpec
 from synergy_core.jobs.testbed_profiles import Profile
 from synergy_core.planner import tables
-from synergy_runs.workload import Workload
+from synergy_runs.inputs.workload import Workload
 from synergy_sim.execution import Costs
 from synergy_sim.truth.application import (
     ApplicationWithPlans,

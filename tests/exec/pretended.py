@@ -26,7 +26,7 @@ from synergy_exec.plans import Candidates, batches_of, plans, write_candidates
 from synergy_exec.run import executed
 from synergy_exec.settings import Settings
 from synergy_exec.wire import decode, encode
-from synergy_runs.facts import Kind, Run
+from synergy_runs.outputs.facts import Kind, Run
 
 STEP_S = 0.25
 """Of one step on one slot; as many times as fast on more."""

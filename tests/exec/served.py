@@ -163,7 +163,7 @@ def arriving(*works: float) -> tuple[Arrival, ...]:
 def settings_values(trace: Path | None, results: Path, policies: list[str], **more: object) -> dict[str, object]:
     from omegaconf import OmegaConf
 
-    from synergy_runs.settings import defaults
+    from synergy_runs.inputs.keys import defaults
 
     conf = Path(__file__).resolve().parents[2] / "conf"
     values = defaults(Settings)
@@ -186,7 +186,7 @@ def trace_of(folder: Path, jobs: int, iterations: int) -> Path:
 def executed(trace: Path, results: Path, policies: list[str], make_backend: Any = None, **more: Any) -> list[Path]:
     """As `python -m synergy_exec` does, with two pretended agents or what is made; the folders of results."""
     from synergy_exec.run import execute_all
-    from synergy_runs.settings import build
+    from synergy_runs.inputs.keys import build
 
     values = settings_values(trace, results, policies, **more)
     make = make_backend or (lambda: TaskBackend(1, 1))

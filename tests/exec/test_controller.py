@@ -20,7 +20,7 @@ from synergy_exec.controller.journal import Journal, retry_in
 from synergy_exec.job_file import job_of
 from synergy_exec.messages import LOST_PEERS, Launch, Report
 from synergy_exec.settings import Settings
-from synergy_runs.facts import Kind
+from synergy_runs.outputs.facts import Kind
 
 POLICIES = ("fifo", "las", "tiresias", "synergy", "sia", "gavel", "pollux")
 

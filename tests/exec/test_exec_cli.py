@@ -37,9 +37,9 @@ from synergy_exec.training.loading import load_job
 from synergy_exec.training.trainer import Trainer
 from synergy_exec.worker.processes import began
 from synergy_exec.workload import arrivals_of
-from synergy_runs.command_line import prepared
-from synergy_runs.facts import Kind
-from synergy_runs.settings import build, defaults, keys
+from synergy_runs.inputs.command_line import prepared
+from synergy_runs.inputs.keys import build, defaults, keys
+from synergy_runs.outputs.facts import Kind
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = str(HERE / "served.py")

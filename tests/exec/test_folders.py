@@ -20,10 +20,10 @@ from synergy_exec.controller.journal import NAME, Journal
 from synergy_exec.folders import find_job, lock, meta_of, works_below
 from synergy_exec.run import execute_all
 from synergy_exec.settings import Settings
-from synergy_runs.results import is_unended, resumed_run
-from synergy_runs.results import main as results_main
-from synergy_runs.settings import build
-from synergy_runs.stored import read_run
+from synergy_runs.inputs.keys import build
+from synergy_runs.outputs.results import is_unended, resumed_run
+from synergy_runs.outputs.results import main as results_main
+from synergy_runs.outputs.stored import read_run
 
 HOLDER = """
 import sys, time

@@ -14,9 +14,9 @@ from synergy_core.errors import InputError
 from synergy_exec.controller.journal import FENCED_OUT, JobRow, Journal, NoRoomError, Observation, back_up
 from synergy_exec.folders import lock
 from synergy_exec.workload import as_executed
-from synergy_runs.facts import Kind
+from synergy_runs.inputs.workload import from_rows
+from synergy_runs.outputs.facts import Kind
 from synergy_runs.traces import read_trace
-from synergy_runs.workload import from_rows
 
 FILE = {"class": "a.b:C", "slots": 1}
 

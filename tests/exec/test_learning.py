@@ -22,7 +22,7 @@ from synergy_exec.profiling.machine import keep_profile, known_profile
 from synergy_exec.run import run
 from synergy_exec.settings import Settings
 from synergy_exec.training.compression.layers import CompressorByLayer, GradientLayer
-from synergy_runs.inputs import read_profile
+from synergy_runs.inputs.from_settings import read_profile
 
 EXCHANGE_S = 0.3
 MODEL = {"max_batch": 64, "slots": 2}

@@ -28,7 +28,7 @@ from synergy_exec.profiling.machine import Part
 from synergy_exec.profiling.profile import QUICK, Effort, Made, add_to_profile, current_profile
 from synergy_exec.profiling.selection import Selection
 from synergy_exec.settings import Settings
-from synergy_runs.inputs import read_profile, write_profile
+from synergy_runs.inputs.from_settings import read_profile, write_profile
 
 HERE = "this machine"
 TINY = Effort(seconds=0.1, noise_s=0.0)

@@ -12,7 +12,7 @@ from exec.served import ask, job, refused, served, until
 from synergy_core.errors import InputError
 from synergy_exec.controller import api
 from synergy_exec.settings import QueueSettings, Settings
-from synergy_runs.settings import build, defaults
+from synergy_runs.inputs.keys import build, defaults
 
 SHARED = QueueSettings(virtual_clusters={"vision": 2, "speech": 1})
 

@@ -32,7 +32,7 @@ from synergy_exec.training.integrity import Progress
 from synergy_exec.training.loading import load_job
 from synergy_exec.training.trainer import Trainer
 from synergy_exec.worker.steps import StepsFile
-from synergy_runs.facts import Kind
+from synergy_runs.outputs.facts import Kind
 
 SEED, BATCH = 7, 16
 SGD = "test_equality:SgdGpt"

@@ -5,7 +5,7 @@ import hashlib
 from small_runs import cluster, drawn_workload, policies
 from test_results import CONFIG
 
-from synergy_runs.results import new_run, write_run
+from synergy_runs.outputs.results import new_run, write_run
 
 
 def tree(folder):

@@ -12,8 +12,8 @@ from jobs import workload as jobs_of
 
 from synergy_core.cluster import Cluster, NodeType
 from synergy_core.units import on_grid
-from synergy_runs.facts import DecisionLog, EventLog, Kind, Run
-from synergy_runs.workload import Workload
+from synergy_runs.inputs.workload import Workload
+from synergy_runs.outputs.facts import DecisionLog, EventLog, Kind, Run
 
 Key = Callable[[int], float]
 

@@ -7,12 +7,12 @@ import pytest
 from small_runs import cluster, simulate, workload
 from test_columns import compared
 
-from synergy_runs.facts import AS_LOGGED, as_logged
-from synergy_runs.metrics import job_table, summarise
-from synergy_runs.notes import notes
-from synergy_runs.report.write import write_comparison
-from synergy_runs.stored import find_runs
-from synergy_runs.tables import FIGURES, cells, verdict
+from synergy_runs.outputs.facts import AS_LOGGED, as_logged
+from synergy_runs.outputs.metrics import job_table, summarise
+from synergy_runs.outputs.notes import notes
+from synergy_runs.outputs.report.write import write_comparison
+from synergy_runs.outputs.stored import find_runs
+from synergy_runs.outputs.tables import FIGURES, cells, verdict
 from synergy_runs.traces.rows import RUNNING, STATES
 
 pytestmark = pytest.mark.usefixtures("unpictured")

@@ -9,14 +9,14 @@ from small_runs import cluster, drawn_workload, simulate, workload
 from test_results import write_policies
 
 from synergy_core.cluster import Cluster, NodeType
-from synergy_runs.comparison import compare
-from synergy_runs.facts import Kind, gpus_in_use
-from synergy_runs.metrics import fragmented_gpu_s, job_table, summarise
-from synergy_runs.notes import MAX_LINES, notes
-from synergy_runs.requested import Terms
-from synergy_runs.results import write_run
-from synergy_runs.stored import find_runs, in_order
-from synergy_runs.tables import assumptions, comparison_table, figures_of, joined, print_comparison, verdict
+from synergy_runs.inputs.requested import Terms
+from synergy_runs.outputs.comparison import compare
+from synergy_runs.outputs.facts import Kind, gpus_in_use
+from synergy_runs.outputs.metrics import fragmented_gpu_s, job_table, summarise
+from synergy_runs.outputs.notes import MAX_LINES, notes
+from synergy_runs.outputs.results import write_run
+from synergy_runs.outputs.stored import find_runs, in_order
+from synergy_runs.outputs.tables import assumptions, comparison_table, figures_of, joined, print_comparison, verdict
 
 
 def test_slowdown_is_jct_over_run_time():

@@ -8,10 +8,10 @@ from small_runs import cluster, drawn_workload, simulate, workload
 
 from synergy_core.errors import InputError
 from synergy_core.scheduling.reasons import Stopped
-from synergy_runs.facts import Holdings, Kind, Training, as_logged, batches_in
-from synergy_runs.history import compared, history_of, parting_s
-from synergy_runs.results import write_run
-from synergy_runs.stored import read_run
+from synergy_runs.outputs.facts import Holdings, Kind, Training, as_logged, batches_in
+from synergy_runs.outputs.history import compared, history_of, parting_s
+from synergy_runs.outputs.results import write_run
+from synergy_runs.outputs.stored import read_run
 
 
 def stored(folder, run, name="run"):

@@ -9,11 +9,11 @@ import pytest
 from small_runs import cluster, drawn_workload, simulate
 from test_results import write_policies
 
-from synergy_runs.comparison import compare, over_workloads
-from synergy_runs.notes import intervals, notes
 from synergy_runs.numbers import MIN_WORKLOADS, Means, mean_jcts, ratio_of_means, ratio_text
-from synergy_runs.results import write_run
-from synergy_runs.stored import find_runs
+from synergy_runs.outputs.comparison import compare, over_workloads
+from synergy_runs.outputs.notes import intervals, notes
+from synergy_runs.outputs.results import write_run
+from synergy_runs.outputs.stored import find_runs
 
 SEEDS = (0, 1, 2, 3, 4)
 

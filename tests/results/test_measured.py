@@ -7,12 +7,12 @@ import pytest
 from small_runs import cluster, drawn_workload, policies, simulate
 
 from synergy_core.errors import InputError
-from synergy_runs.comparison import compare
-from synergy_runs.metrics import SIZE_CLASSES, size_class, summarise
-from synergy_runs.results import write_run
-from synergy_runs.stored import find_runs
-from synergy_runs.tables import caption
-from synergy_runs.workload import with_measured
+from synergy_runs.inputs.workload import with_measured
+from synergy_runs.outputs.comparison import compare
+from synergy_runs.outputs.metrics import SIZE_CLASSES, size_class, summarise
+from synergy_runs.outputs.results import write_run
+from synergy_runs.outputs.stored import find_runs
+from synergy_runs.outputs.tables import caption
 
 IDS = slice(100, 151)
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from small_runs import cluster, simulate, workload
 
-from synergy_runs.facts import EventLog, Kind, binned_mean, gpus_in_use, integral, waiting_jobs
-from synergy_runs.invariants import InvariantError, check
-from synergy_runs.metrics import job_table, mean_contention, size_class, summarise
+from synergy_runs.outputs.facts import EventLog, Kind, binned_mean, gpus_in_use, integral, waiting_jobs
+from synergy_runs.outputs.invariants import InvariantError, check
+from synergy_runs.outputs.metrics import job_table, mean_contention, size_class, summarise
 
 
 @pytest.fixture(scope="module")

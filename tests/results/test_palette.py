@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import yaml
 
-from synergy_runs.facts import AS_LOGGED
-from synergy_runs.report.figures import DARK_PAGE, LIGHT_PAGE, LOGGED, SIZE_TONES, TONES, looks, tone_of
+from synergy_runs.outputs.facts import AS_LOGGED
+from synergy_runs.outputs.report.figures import DARK_PAGE, LIGHT_PAGE, LOGGED, SIZE_TONES, TONES, looks, tone_of
 
 ROOT = Path(__file__).resolve().parents[2]
 LEAST_CONTRAST = 3.0  # WCAG 2.1, 1.4.11: graphics

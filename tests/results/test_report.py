@@ -12,13 +12,13 @@ from small_runs import cluster, drawn_workload, simulate, workload
 from test_columns import compared
 from test_results import write_policies
 
-from synergy_runs.report.chrome_trace import write_chrome_trace
-from synergy_runs.report.excerpt import busy_stretch, held_by_node, overlapping
-from synergy_runs.report.figures import shown_nodes
-from synergy_runs.report.write import write_comparison
-from synergy_runs.results import write_run
-from synergy_runs.stored import find_runs, read_run
-from synergy_runs.tables import verdict
+from synergy_runs.outputs.report.chrome_trace import write_chrome_trace
+from synergy_runs.outputs.report.excerpt import busy_stretch, held_by_node, overlapping
+from synergy_runs.outputs.report.figures import shown_nodes
+from synergy_runs.outputs.report.write import write_comparison
+from synergy_runs.outputs.results import write_run
+from synergy_runs.outputs.stored import find_runs, read_run
+from synergy_runs.outputs.tables import verdict
 
 _EMPTY_TAGS = {"meta", "br", "link"}
 

@@ -12,10 +12,10 @@ from PIL import Image
 from report_reading import report_of
 from test_results import write_policies
 
-from synergy_runs.history import history_of
-from synergy_runs.report.figures import DARK_PAGE, LIGHT_PAGE, looks
-from synergy_runs.report.write import write_comparison
-from synergy_runs.stored import find_runs, in_order
+from synergy_runs.outputs.history import history_of
+from synergy_runs.outputs.report.figures import DARK_PAGE, LIGHT_PAGE, looks
+from synergy_runs.outputs.report.write import write_comparison
+from synergy_runs.outputs.stored import find_runs, in_order
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright drives the browser")
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")

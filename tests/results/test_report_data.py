@@ -11,15 +11,15 @@ from small_runs import cluster, drawn_workload, policies, simulate, workload
 from test_results import write_policies
 
 from synergy_core.cluster import Cluster, NodeType
-from synergy_runs.comparison import compare
-from synergy_runs.facts import binned_extremes, gpus_in, waiting_jobs
-from synergy_runs.report import write
-from synergy_runs.report.charts import MEASURES, breakdowns, completion, rounded, sweep, waiting
-from synergy_runs.report.excerpt import held_by_node
-from synergy_runs.report.html import job_list, packed_holdings, unit_for
-from synergy_runs.report.write import write_comparison
-from synergy_runs.results import write_run
-from synergy_runs.stored import find_runs, read_run
+from synergy_runs.outputs.comparison import compare
+from synergy_runs.outputs.facts import binned_extremes, gpus_in, waiting_jobs
+from synergy_runs.outputs.report import write
+from synergy_runs.outputs.report.charts import MEASURES, breakdowns, completion, rounded, sweep, waiting
+from synergy_runs.outputs.report.excerpt import held_by_node
+from synergy_runs.outputs.report.html import job_list, packed_holdings, unit_for
+from synergy_runs.outputs.report.write import write_comparison
+from synergy_runs.outputs.results import write_run
+from synergy_runs.outputs.stored import find_runs, read_run
 
 pytestmark = pytest.mark.usefixtures("unpictured")
 

@@ -15,12 +15,20 @@ from filed_runs import filed, tree
 from small_runs import cluster, drawn_workload, simulate
 
 from synergy_core.errors import InputError
-from synergy_runs import results as filing
-from synergy_runs import stored as run_record
-from synergy_runs.comparison import compare
-from synergy_runs.results import is_unended, new_run, write_run
-from synergy_runs.results import main as results_main
-from synergy_runs.stored import commit, find_runs, follow_latest, read_record, run_folders, typed_settings, write_record
+from synergy_runs.outputs import results as filing
+from synergy_runs.outputs import stored as run_record
+from synergy_runs.outputs.comparison import compare
+from synergy_runs.outputs.results import is_unended, new_run, write_run
+from synergy_runs.outputs.results import main as results_main
+from synergy_runs.outputs.stored import (
+    commit,
+    find_runs,
+    follow_latest,
+    read_record,
+    run_folders,
+    typed_settings,
+    write_record,
+)
 from synergy_sim.explain import main as explain_main
 
 

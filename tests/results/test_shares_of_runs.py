@@ -12,12 +12,12 @@ from small_runs import cluster, drawn_workload, simulate, workload
 
 from synergy_core.cluster import Cluster, NodeType
 from synergy_core.units import GB
-from synergy_runs.facts import Kind, Shares, holdings, share_intervals, shares_in_use
-from synergy_runs.invariants import InvariantError, check
-from synergy_runs.metrics import summarise
-from synergy_runs.report.write import write_comparison
-from synergy_runs.results import write_run
-from synergy_runs.stored import find_runs, read_run
+from synergy_runs.outputs.facts import Kind, Shares, holdings, share_intervals, shares_in_use
+from synergy_runs.outputs.invariants import InvariantError, check
+from synergy_runs.outputs.metrics import summarise
+from synergy_runs.outputs.report.write import write_comparison
+from synergy_runs.outputs.results import write_run
+from synergy_runs.outputs.stored import find_runs, read_run
 
 pytestmark = pytest.mark.usefixtures("unpictured")
 MACHINES = Cluster((NodeType("node", "v100", 2, 4, 12.0, 100 * GB),))

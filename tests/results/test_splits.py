@@ -6,7 +6,7 @@ from jobs import cluster, workload
 
 from synergy_core.cluster import Cluster, NodeType
 from synergy_core.policies import get_policy
-from synergy_runs.metrics import summarise
+from synergy_runs.outputs.metrics import summarise
 from synergy_sim.simulate import simulate
 
 FRAGMENTED = [(0, 5, 1_000), (0, 5, 1_000), (1, 6, 100)]

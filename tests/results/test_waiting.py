@@ -6,11 +6,11 @@ from jobs import RIGID, cluster, random_workload, workload
 
 from synergy_core.errors import InputError
 from synergy_core.policies import get_policy
-from synergy_runs.facts import integral, waiting_jobs
-from synergy_runs.invariants import check
-from synergy_runs.metrics import job_table, summarise
-from synergy_runs.results import write_run
-from synergy_runs.stored import find_runs
+from synergy_runs.outputs.facts import integral, waiting_jobs
+from synergy_runs.outputs.invariants import check
+from synergy_runs.outputs.metrics import job_table, summarise
+from synergy_runs.outputs.results import write_run
+from synergy_runs.outputs.stored import find_runs
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.simulate import simulate
 

@@ -24,7 +24,7 @@ from synergy_runs.traces.rows import TraceRows
 class LawParameters:
     """Parameters of a law: the settings of `trace` with the same names.
 
-    class_mix: a weight for each of `workload.CLASSES`. job_gpus: one GPU per job, or sizes drawn from Philly's jobs.
+    class_mix: a weight for each of `by_class.CLASSES`. job_gpus: one GPU per job, or sizes drawn from Philly's jobs.
     run_times: entries (share, a, b): with probability `share`, a run time is 60·10^U(a, b) s, U uniform; Σ share = 1.
     """
 

@@ -15,10 +15,10 @@ from random import Random
 import numpy as np
 
 from synergy_core.units import HOUR_S
+from synergy_runs.generators.by_class import in_turn
 from synergy_runs.generators.laws import LawParameters
 from synergy_runs.generators.statistics import statistics
 from synergy_runs.traces.rows import TraceRows
-from synergy_runs.workload import in_turn
 
 NAME = "osdi22"
 SUMMARY = "Poisson arrivals, log-uniform run times, models by class (Synergy, OSDI 2022)"

@@ -22,20 +22,9 @@ from synergy_core.units import DAY_S, GB, MB
 from synergy_runs.files import atomic_file
 from synergy_runs.generators import generate, generate_whole, names
 from synergy_runs.generators.laws import LawParameters, draw, laws
-from synergy_runs.plan_tables import plan_table
-from synergy_runs.settings import ClusterSettings, NodeTypeSettings, TraceSettings
-from synergy_runs.traces import formats, read_trace
-from synergy_runs.traces._download import PUBLISHED_AT, VARIABLE, find
-from synergy_runs.traces.cluster_seen import (
-    DEFAULT_GPU_TYPE,
-    NOTHING_SEEN,
-    USUAL_GPUS_PER_NODE,
-    SeenNodes,
-    most_at_once,
-    node_types_setting,
-)
-from synergy_runs.traces.rows import TraceRows
-from synergy_runs.workload import (
+from synergy_runs.inputs.keys import ClusterSettings, NodeTypeSettings, TraceSettings
+from synergy_runs.inputs.plan_tables import plan_table
+from synergy_runs.inputs.workload import (
     IS_DATE,
     Workload,
     at_least,
@@ -48,6 +37,17 @@ from synergy_runs.workload import (
     take,
     with_estimates,
 )
+from synergy_runs.traces import formats, read_trace
+from synergy_runs.traces._download import PUBLISHED_AT, VARIABLE, find
+from synergy_runs.traces.cluster_seen import (
+    DEFAULT_GPU_TYPE,
+    NOTHING_SEEN,
+    USUAL_GPUS_PER_NODE,
+    SeenNodes,
+    most_at_once,
+    node_types_setting,
+)
+from synergy_runs.traces.rows import TraceRows
 
 HISTORY_S = 70 * DAY_S
 """Length of the history that is generated before a window: whole weeks, so that weekdays match."""

@@ -16,10 +16,18 @@ from typing import Any
 import numpy as np
 
 from synergy_core.units import GB
-from synergy_runs.facts import Events, gpus_in, gpus_in_use, holdings, share_intervals, shares_in_use, waiting_jobs
 from synergy_runs.files import atomic_file
-from synergy_runs.report.excerpt import Held, gpus_of_nodes, held_by_node, overlapping, unit_words
-from synergy_runs.stored import StoredRun
+from synergy_runs.outputs.facts import (
+    Events,
+    gpus_in,
+    gpus_in_use,
+    holdings,
+    share_intervals,
+    shares_in_use,
+    waiting_jobs,
+)
+from synergy_runs.outputs.report.excerpt import Held, gpus_of_nodes, held_by_node, overlapping, unit_words
+from synergy_runs.outputs.stored import StoredRun
 from synergy_runs.traces.rows import epoch_s, iso
 
 MAX_INTERVALS = 250_000

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from synergy_core.errors import unknown
-from synergy_runs.comparison import ComparedPolicy, Comparison, ratio_columns
 from synergy_runs.files import atomic_file
-from synergy_runs.notes import cautions, notes
-from synergy_runs.stored import RunRecord
-from synergy_runs.tables import (
+from synergy_runs.outputs.comparison import ComparedPolicy, Comparison, ratio_columns
+from synergy_runs.outputs.notes import cautions, notes
+from synergy_runs.outputs.stored import RunRecord
+from synergy_runs.outputs.tables import (
     FIGURES,
     RATIO,
     SHARED,

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from synergy_core.units import format_duration
-from synergy_runs.comparison import ComparedPolicy, Comparison, over_workloads, unequal
-from synergy_runs.facts import POOLED
-from synergy_runs.metrics import NO_NAME
+from synergy_runs.inputs.requested import Terms, missing
 from synergy_runs.numbers import MIN_WORKLOADS, percent, ratio_text, three_digits
-from synergy_runs.requested import Terms, missing
+from synergy_runs.outputs.comparison import ComparedPolicy, Comparison, over_workloads, unequal
+from synergy_runs.outputs.facts import POOLED
+from synergy_runs.outputs.metrics import NO_NAME
 
 SHORT_RUNS = "the exact speed of a job on one GPU of every type before its first step, as if measured in short runs"
 PROFILES = "the speed of a job as a function of its CPUs and memory, from a profile made in advance, if the job has one"

@@ -23,8 +23,8 @@ from synergy_core import __version__
 from synergy_core.errors import InputError, unknown
 from synergy_core.policies import policy_names
 from synergy_runs.files import conf_folder
-from synergy_runs.requested import quoted, read_request, requests_in
-from synergy_runs.settings import alternatives, defaults, expected, inside, keys, typed
+from synergy_runs.inputs.keys import alternatives, defaults, expected, inside, keys, typed
+from synergy_runs.inputs.requested import quoted, read_request, requests_in
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

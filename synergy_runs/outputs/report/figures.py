@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from synergy_core.policies import policy_names
 from synergy_core.units import DAY_S, HOUR_S, Floats
-from synergy_runs.comparison import ComparedPolicy
-from synergy_runs.facts import AS_LOGGED
-from synergy_runs.metrics import size_class
-from synergy_runs.report.charts import SIZE_NAMES, Chart, same_decimals
-from synergy_runs.report.excerpt import Held, gpus_of_nodes, overlapping, unit_words
-from synergy_runs.stored import StoredRun
+from synergy_runs.outputs.comparison import ComparedPolicy
+from synergy_runs.outputs.facts import AS_LOGGED
+from synergy_runs.outputs.metrics import size_class
+from synergy_runs.outputs.report.charts import SIZE_NAMES, Chart, same_decimals
+from synergy_runs.outputs.report.excerpt import Held, gpus_of_nodes, overlapping, unit_words
+from synergy_runs.outputs.stored import StoredRun
 
 LIGHT_PAGE, DARK_PAGE = "#ffffff", "#15181d"
 """The two page backgrounds for which colours are chosen."""

@@ -13,8 +13,17 @@ from numpy.typing import NDArray
 
 from synergy_core.cluster import BOARD_GPUS
 from synergy_core.units import DAY_S, HOUR_S, Floats
-from synergy_runs.facts import Events, Kind, Training, batches_in, binned_mean, gpus_in_use, holdings, waiting_jobs
-from synergy_runs.metrics import Summary
+from synergy_runs.outputs.facts import (
+    Events,
+    Kind,
+    Training,
+    batches_in,
+    binned_mean,
+    gpus_in_use,
+    holdings,
+    waiting_jobs,
+)
+from synergy_runs.outputs.metrics import Summary
 
 _LENGTHS_S = (60.0, 600.0, HOUR_S, 3 * HOUR_S, 6 * HOUR_S, 12 * HOUR_S, DAY_S, 2 * DAY_S, 4 * DAY_S, 7 * DAY_S)
 _STRETCHES = 400

@@ -1,7 +1,7 @@
 // One job under every policy that is shown: when it waited, on what it ran and with which batch. A job is chosen in the list.
 const HOUR_S = 3600;
 
-// The job's waits and runs in order; a wait has no GPUs. As `_stretches` in synergy_runs/history.py.
+// The job's waits and runs in order; a wait has no GPUs. As `_stretches` in synergy_runs/outputs/history.py.
 function stretchesOf(held, id, submitted) {
   const found = [];
   let since = submitted;

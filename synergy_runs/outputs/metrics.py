@@ -13,7 +13,8 @@ from synergy_core import __version__
 from synergy_core.cluster import Cluster
 from synergy_core.goodput.calibration import spearman
 from synergy_core.units import DAY_S, TICKS_PER_S, Floats
-from synergy_runs.facts import (
+from synergy_runs.inputs.workload import Workload, measured_ids
+from synergy_runs.outputs.facts import (
     WAITING,
     Events,
     Kind,
@@ -28,7 +29,6 @@ from synergy_runs.facts import (
     waiting_jobs,
 )
 from synergy_runs.traces.rows import END_STATES, iso
-from synergy_runs.workload import Workload, measured_ids
 
 Ints = NDArray[np.int32]
 Summary = dict[str, Any]

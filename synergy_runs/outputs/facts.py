@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from synergy_core.cluster import Cluster, Share
 from synergy_core.policies import AllocationPolicy, Policy, SharingPolicy
 from synergy_core.units import TICKS_PER_S, Floats, on_grid
-from synergy_runs.workload import Workload
+from synergy_runs.inputs.workload import Workload
 
 Counts = NDArray[np.int64]
 

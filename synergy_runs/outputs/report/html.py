@@ -21,14 +21,14 @@ from numpy.typing import NDArray
 from synergy_core.errors import InputError
 from synergy_core.scheduling.reasons import Stopped
 from synergy_core.units import Floats
-from synergy_runs.comparison import ComparedPolicy, Comparison
-from synergy_runs.facts import gpus_in
-from synergy_runs.notes import known, notes
 from synergy_runs.numbers import three_digits, unit_of_times
-from synergy_runs.report.charts import MEASURES, Breakdown, Chart
-from synergy_runs.report.excerpt import Held
-from synergy_runs.report.figures import SIZE_TONES, Look
-from synergy_runs.tables import (
+from synergy_runs.outputs.comparison import ComparedPolicy, Comparison
+from synergy_runs.outputs.facts import gpus_in
+from synergy_runs.outputs.notes import known, notes
+from synergy_runs.outputs.report.charts import MEASURES, Breakdown, Chart
+from synergy_runs.outputs.report.excerpt import Held
+from synergy_runs.outputs.report.figures import SIZE_TONES, Look
+from synergy_runs.outputs.tables import (
     RATIO,
     SHARED,
     TERMS,
@@ -103,7 +103,7 @@ def unit_for(span_s: float) -> float:
 
 def scripts() -> str:
     """All scripts of `page/` as one function."""
-    folder = files("synergy_runs.report").joinpath("page")
+    folder = files("synergy_runs.outputs.report").joinpath("page")
     parts = [folder.joinpath(f"{name}.js").read_text(encoding="utf-8") for name in _SCRIPTS]
     return '(async () => {\n"use strict";\n' + "\n".join(parts) + "\n})();"
 
@@ -181,7 +181,7 @@ def page(
 
 def _style(looks: Mapping[str, Look]) -> str:
     """The style sheet, with the colours of policies (`--p0`, …) and of job sizes (`--s0`, …)."""
-    sheet = files("synergy_runs.report").joinpath("page", "style.css").read_text(encoding="utf-8")
+    sheet = files("synergy_runs.outputs.report").joinpath("page", "style.css").read_text(encoding="utf-8")
     tones = [(f"--p{number}", look.tone) for number, look in enumerate(looks.values())]
     tones += [(f"--s{number}", tone) for number, tone in enumerate(SIZE_TONES)]
     light, dark = ("".join(f"{name}:{getattr(tone, side)};" for name, tone in tones) for side in ("light", "dark"))

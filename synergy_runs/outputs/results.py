@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Any
 
 from synergy_core.commands import Parser
 from synergy_core.errors import InputError, unknown
-from synergy_runs import stored as run_record
-from synergy_runs.comparison import collect, compare, words
-from synergy_runs.exports import ALL, PAPER_COLUMNS, columns_named, latex, markdown, write_csv
-from synergy_runs.facts import AS_LOGGED, Decisions, Events, Run, Shares, Training
 from synergy_runs.files import PARTIAL, atomic_folder
-from synergy_runs.metrics import NO_NAME, JobColumns, Summary, job_table, summarise
-from synergy_runs.report.write import DEFAULT_FORMAT, write_comparison
-from synergy_runs.settings import FigureFormat, Figures, cast
-from synergy_runs.stored import (
+from synergy_runs.inputs.keys import FigureFormat, Figures, cast
+from synergy_runs.outputs import stored as run_record
+from synergy_runs.outputs.comparison import collect, compare, words
+from synergy_runs.outputs.exports import ALL, PAPER_COLUMNS, columns_named, latex, markdown, write_csv
+from synergy_runs.outputs.facts import AS_LOGGED, Decisions, Events, Run, Shares, Training
+from synergy_runs.outputs.metrics import NO_NAME, JobColumns, Summary, job_table, summarise
+from synergy_runs.outputs.report.write import DEFAULT_FORMAT, write_comparison
+from synergy_runs.outputs.stored import (
     LATEST,
     NOT_OF_THE_RUN,
     RunFolder,
@@ -42,7 +42,7 @@ from synergy_runs.stored import (
     shown_runs,
     write_record,
 )
-from synergy_runs.tables import print_comparison
+from synergy_runs.outputs.tables import print_comparison
 from synergy_runs.traces.rows import STATES
 
 if TYPE_CHECKING:

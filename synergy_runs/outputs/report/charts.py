@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from synergy_core.units import HOUR_S, Floats
-from synergy_runs.comparison import WORKLOADS, ComparedPolicy
-from synergy_runs.facts import (
+from synergy_runs.outputs.comparison import WORKLOADS, ComparedPolicy
+from synergy_runs.outputs.facts import (
     Events,
     binned_extremes,
     binned_mean,
@@ -21,9 +21,9 @@ from synergy_runs.facts import (
     shares_in_use,
     waiting_jobs,
 )
-from synergy_runs.metrics import SIZE_CLASSES, mean, percentile, size_class
-from synergy_runs.report.excerpt import unit_words
-from synergy_runs.stored import StoredRun
+from synergy_runs.outputs.metrics import SIZE_CLASSES, mean, percentile, size_class
+from synergy_runs.outputs.report.excerpt import unit_words
+from synergy_runs.outputs.stored import StoredRun
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from synergy_core.units import DAY_S, HOUR_S, format_duration
-from synergy_runs.comparison import ComparedPolicy, Comparison, Setting, assigned_models, log_room_fraction
-from synergy_runs.facts import POOLED
-from synergy_runs.notes import notes, on_equal_terms
 from synergy_runs.numbers import percent, ratio_text, three_digits, unit_of_times
+from synergy_runs.outputs.comparison import ComparedPolicy, Comparison, Setting, assigned_models, log_room_fraction
+from synergy_runs.outputs.facts import POOLED
+from synergy_runs.outputs.notes import notes, on_equal_terms
 from synergy_runs.traces.room import MAX_ROOM_FRACTION, REASONS
 
 if TYPE_CHECKING:

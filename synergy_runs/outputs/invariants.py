@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from synergy_core.policies.mechanisms._round import CHECKED
-from synergy_runs.facts import (
+from synergy_runs.outputs.facts import (
     IN_USE,
     Kind,
     Run,

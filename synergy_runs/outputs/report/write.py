@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from synergy_core.scheduling.reasons import Stopped
-from synergy_runs.comparison import ComparedPolicy, Comparison, compare
-from synergy_runs.facts import POOLED
 from synergy_runs.files import atomic_file
-from synergy_runs.metrics import SIZE_LIMITS
-from synergy_runs.report import charts
-from synergy_runs.report.chrome_trace import write_chrome_trace
-from synergy_runs.report.excerpt import Held, boards_of, busy_stretch, held_by_node, unit_words
-from synergy_runs.report.figures import Look, looks, print_chart, strip
-from synergy_runs.report.html import MAX_CELLS, bokeh_js, fitting, job_list, packed, packed_holdings, page
-from synergy_runs.settings import FigureFormat, Figures
-from synergy_runs.stored import StoredRun
+from synergy_runs.inputs.keys import FigureFormat, Figures
+from synergy_runs.outputs.comparison import ComparedPolicy, Comparison, compare
+from synergy_runs.outputs.facts import POOLED
+from synergy_runs.outputs.metrics import SIZE_LIMITS
+from synergy_runs.outputs.report import charts
+from synergy_runs.outputs.report.chrome_trace import write_chrome_trace
+from synergy_runs.outputs.report.excerpt import Held, boards_of, busy_stretch, held_by_node, unit_words
+from synergy_runs.outputs.report.figures import Look, looks, print_chart, strip
+from synergy_runs.outputs.report.html import MAX_CELLS, bokeh_js, fitting, job_list, packed, packed_holdings, page
+from synergy_runs.outputs.stored import StoredRun
 from synergy_runs.traces.rows import epoch_s
 
 if TYPE_CHECKING:

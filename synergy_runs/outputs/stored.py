@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from synergy_core import __version__
 from synergy_core.errors import InputError
 from synergy_core.units import Floats
-from synergy_runs.facts import AS_LOGGED, Events, Shares, Training
 from synergy_runs.files import atomic_file
-from synergy_runs.metrics import Summary
-from synergy_runs.requested import label_of
+from synergy_runs.inputs.requested import label_of
+from synergy_runs.outputs.facts import AS_LOGGED, Events, Shares, Training
+from synergy_runs.outputs.metrics import Summary
 from synergy_runs.traces.rows import RUNNING
 
 FILE = "run.yaml"
@@ -142,7 +142,7 @@ def now() -> str:
 @cache
 def commit() -> str | None:
     """The commit of the checkout that contains this code; None if there is no checkout or no git."""
-    root = Path(__file__).resolve().parent.parent
+    root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None
     command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
