@@ -49,7 +49,6 @@ import planned_models
 import test_lending
 from cases import POLICIES, RIGID, SHORTER, Case, random_case, smaller, typed
 
-from synergy_runs.inputs import from_settings
 from synergy_runs.outputs.invariants import check
 
 MAX_CPU_S = 20.0
@@ -153,7 +152,7 @@ def philly_keys() -> Iterator[dict[str, Any]]:
 
 def philly() -> Iterator[str]:
     """Examines every policy on every window and size of the real log."""
-    inputs.read_trace = cache(inputs.read_trace)  # the log is read once, not for each of its windows
+    from_settings.read_trace = cache(from_settings.read_trace)  # the log is read once, not for each of its windows
     for keys in philly_keys():
         for made in case_checks.prepared_runs_of("philly", keys):
             failure = failure_of(lambda made=made: check(case_checks.simulated(made)))

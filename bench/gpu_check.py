@@ -65,7 +65,7 @@ from torch.distributed import FileStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import init_device_mesh
 from torch.profiler import ProfilerActivity, profile
 
-from synergy_core.planner.plan import Plan
+from synergy_core.performance.planner.plan import Plan
 from synergy_exec.agent.cores import Slot, own_cores
 from synergy_exec.agent.forkserver import Forkserver
 from synergy_exec.agent.run import NodeRun

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from synergy_core import commands
-from synergy_core.commands import Parser, run
+from synergy_core.cli import Parser, run
 from synergy_core.errors import InputError
 
 

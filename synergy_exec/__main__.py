@@ -6,9 +6,9 @@ import importlib
 import importlib.util
 import sys
 
-from synergy_core import commands as exits
+from synergy_core import cli as exits
 from synergy_core.errors import InputError
-from synergy_core.policies import policy_names
+from synergy_core.scheduling.policies import policy_names
 from synergy_exec.backends import backend_names
 from synergy_exec.settings import EXECUTOR, Settings
 from synergy_runs.inputs.command_line import composed, key_table, options, text_asked_for

@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 import yaml  # type: ignore[import-untyped]
 
-from synergy_core.catalog import yaml_fault
 from synergy_core.errors import InputError, unknown
+from synergy_core.performance.catalog import yaml_fault
 from synergy_exec.plain import plain
 from synergy_exec.settings import Precision
 from synergy_runs.inputs.keys import COUNT, NOT_NEGATIVE, POSITIVE, Bounds, build, key, typed

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from synergy_core.cluster import Share
-from synergy_core.planner.plan import Plan
+from synergy_core.performance.planner.plan import Plan
+from synergy_core.scheduling.jobs.cluster import Share
 from synergy_exec.job_file import JobFile
 from synergy_exec.settings import RunSettings
 

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
-from synergy_core.goodput.compression import compressor_named
-from synergy_core.jobs.testbed_profiles import Profile
-from synergy_core.planner.plan import Plan
-from synergy_core.policies import Policy
+from synergy_core.performance.goodput.compression import compressor_named
+from synergy_core.performance.planner.plan import Plan
+from synergy_core.scheduling.jobs.cluster import Cluster
+from synergy_core.scheduling.jobs.testbed_profiles import Profile
+from synergy_core.scheduling.policies import Policy
 from synergy_exec import job_folder
 from synergy_exec.backends import Backend, checked_options, get_backend
 from synergy_exec.controller.controller import Arrival, Controller, whole_cluster

@@ -13,9 +13,9 @@ from typing import Any
 
 from aiohttp import ClientError, ClientWebSocketResponse, WSMsgType, web
 
-from synergy_core.cluster import Share
 from synergy_core.errors import InputError
-from synergy_core.planner.plan import Plan
+from synergy_core.performance.planner.plan import Plan
+from synergy_core.scheduling.jobs.cluster import Share
 from synergy_exec.job_file import JobFile
 from synergy_exec.messages import Message, OfCause, OfProgress, OfRun
 

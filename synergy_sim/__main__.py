@@ -6,10 +6,10 @@ import os
 import resource
 import sys
 
-from synergy_core import commands
+from synergy_core import cli
 from synergy_core.errors import InputError, out_of_memory
-from synergy_core.policies import get_policy, policy_names
-from synergy_core.policies.mechanisms import mechanism_names
+from synergy_core.scheduling.policies import get_policy, policy_names
+from synergy_core.scheduling.policies.mechanisms import mechanism_names
 from synergy_runs.inputs.command_line import composed_of, is_sweep, key_table, options, prepared, text_asked_for
 from synergy_runs.inputs.keys import keys
 from synergy_sim.settings import SIMULATOR, Settings
@@ -125,7 +125,7 @@ def main() -> None:
     # Policies run in parallel, one per core, so threads of the linear algebra library would slow all of them down.
     # This must be set before numpy is imported.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    commands.run("synergy_sim", _main, interrupted="finished runs are kept; the run in progress is discarded.")
+    cli.run("synergy_sim", _main, interrupted="finished runs are kept; the run in progress is discarded.")
 
 
 if __name__ == "__main__":

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from synergy_core.cluster import Cluster, NodeType
 from synergy_core.errors import InputError
-from synergy_core.planner import tables
-from synergy_core.planner.tables import PlannedModel
+from synergy_core.performance.planner import tables
+from synergy_core.performance.planner.tables import PlannedModel
+from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
 from synergy_core.units import GB, MB, TICK_S, on_grid
 from synergy_runs.generators.by_class import CLASSES, in_turn
 from synergy_runs.inputs.workload import Workload, uniform

@@ -7,8 +7,8 @@ from collections.abc import Generator, Mapping
 from math import floor
 from typing import Any, NamedTuple
 
-from synergy_core.jobs.record import NEVER, Decision, Placed, gpus_in
-from synergy_core.scheduling.reasons import Stopped, why_stopped
+from synergy_core.scheduling.decisions.reasons import Stopped, why_stopped
+from synergy_core.scheduling.jobs.record import NEVER, Decision, Placed, gpus_in
 from synergy_core.units import on_grid
 from synergy_sim.engine import AFTER_ALL_ELSE, Call, Engine
 from synergy_sim.execution import ExecutionModel, SimulatedJob

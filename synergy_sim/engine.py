@@ -13,11 +13,11 @@ from typing import Any, Protocol
 import numpy as np
 import simpy
 
-from synergy_core.cluster import Cluster, Share
 from synergy_core.errors import InputError
-from synergy_core.jobs.record import NEVER, Decision, Placed, gpus_in
-from synergy_core.scheduling.protocol import Scheduler
-from synergy_core.scheduling.reasons import Stopped
+from synergy_core.scheduling.decisions.protocol import Scheduler
+from synergy_core.scheduling.decisions.reasons import Stopped
+from synergy_core.scheduling.jobs.cluster import Cluster, Share
+from synergy_core.scheduling.jobs.record import NEVER, Decision, Placed, gpus_in
 from synergy_core.units import Floats
 from synergy_runs.outputs.facts import DecisionLog, EventLog, Kind, ShareLog, TrainingLog
 from synergy_sim.execution import SimulatedJob

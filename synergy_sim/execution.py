@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from math import floor, log1p
 from typing import Any, Literal
 
-from synergy_core.cluster import NodeType
 from synergy_core.errors import InputError
-from synergy_core.jobs.record import NEVER, Job, by_request
-from synergy_core.jobs.testbed_profiles import ProfiledCosts
+from synergy_core.scheduling.jobs.cluster import NodeType
+from synergy_core.scheduling.jobs.record import NEVER, Job, by_request
+from synergy_core.scheduling.jobs.testbed_profiles import ProfiledCosts
 from synergy_core.units import TICK_S, on_grid
 
 MIN_ADVANCE = 1e-6

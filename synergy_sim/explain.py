@@ -24,16 +24,24 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from synergy_core.allocator import Explanation
-from synergy_core.catalog import gpu_type_named
-from synergy_core.cluster import BOARD_GPUS, Cluster, Share
-from synergy_core.commands import Parser, run
+from synergy_core.cli import Parser, run
 from synergy_core.errors import InputError
-from synergy_core.jobs.record import Placed
-from synergy_core.jobs.spec import JobSpec
-from synergy_core.policies import OrderingPolicy, Policy, SharingPolicy
-from synergy_core.scheduling.order import after_jump, next_jump_s
-from synergy_core.scheduling.reasons import Reason, Snapshot, Stopped, Waiting, free_gpus, free_in_words, free_share
+from synergy_core.performance.catalog import gpu_type_named
+from synergy_core.scheduling.allocator import Explanation
+from synergy_core.scheduling.decisions.order import after_jump, next_jump_s
+from synergy_core.scheduling.decisions.reasons import (
+    Reason,
+    Snapshot,
+    Stopped,
+    Waiting,
+    free_gpus,
+    free_in_words,
+    free_share,
+)
+from synergy_core.scheduling.jobs.cluster import BOARD_GPUS, Cluster, Share
+from synergy_core.scheduling.jobs.record import Placed
+from synergy_core.scheduling.jobs.spec import JobSpec
+from synergy_core.scheduling.policies import OrderingPolicy, Policy, SharingPolicy
 from synergy_core.units import Floats, format_duration, format_gpus, format_instant, format_share, parse_duration_s
 from synergy_runs.inputs.from_settings import cluster_of
 from synergy_runs.inputs.keys import NodeTypeSettings, build
@@ -558,7 +566,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return BAD_INPUT
     except BrokenPipeError:
-        raise  # the reader of the output has closed it; `commands.run` handles that
+        raise  # the reader of the output has closed it; `cli.run` handles that
     except OSError as error:
         print(f"error: {options.json}: {error.strerror}.", file=sys.stderr)
         return BAD_INPUT

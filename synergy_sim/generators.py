@@ -11,9 +11,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from synergy_core.cluster import Cluster, NodeType
-from synergy_core.commands import run
-from synergy_core.policies import get_policy
+from synergy_core.cli import run
+from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
+from synergy_core.scheduling.policies import get_policy
 from synergy_runs.generators.statistics import Statistics
 from synergy_runs.inputs.from_settings import without_misfits
 from synergy_runs.inputs.workload import from_rows, with_estimates

@@ -9,16 +9,16 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from synergy_core.catalog import gpu_sheet, gpu_sheets, gpu_type_named, run_time_ratio
-from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError, same_product, unknown
+from synergy_core.performance.catalog import gpu_sheet, gpu_sheets, gpu_type_named, run_time_ratio
+from synergy_core.scheduling.jobs.cluster import Cluster
 from synergy_core.units import on_grid
 from synergy_runs.inputs.workload import Conversion, Workload, ran_on
 from synergy_sim.assignment import alike, packed_as_requested
 from synergy_sim.truth import Truth
 
 SHEET_HINT = (
-    "For another type, give a data sheet in the form of synergy_core/catalog/gpus/v100.yaml "
+    "For another type, give a data sheet in the form of synergy_core/performance/catalog/gpus/v100.yaml "
     "(cluster.gpu_sheets=[{name}.yaml]), or type cluster.anonymous_gpu_types=[{name}] to use run times unchanged on it."
 )
 NOMINAL = "v100"

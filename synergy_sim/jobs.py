@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from synergy_core.cluster import Cluster, Share
-from synergy_core.jobs.record import NEVER, Placed
-from synergy_core.jobs.spec import InputShare, JobSpec, Shape, StepReport
-from synergy_core.jobs.testbed_profiles import degrees_of
-from synergy_core.planner import tables
-from synergy_core.planner.plan import Plan
+from synergy_core.performance.planner import tables
+from synergy_core.performance.planner.plan import Plan
+from synergy_core.scheduling.jobs.cluster import Cluster, Share
+from synergy_core.scheduling.jobs.record import NEVER, Placed
+from synergy_core.scheduling.jobs.spec import InputShare, JobSpec, Shape, StepReport
+from synergy_core.scheduling.jobs.testbed_profiles import degrees_of
 from synergy_core.units import on_grid
 from synergy_runs.inputs.workload import Workload
 from synergy_sim.execution import Costs, ExecutionModel, SimulatedJob

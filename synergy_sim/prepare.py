@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
-from synergy_core.jobs.testbed_profiles import Profile
-from synergy_core.policies import OrderingPolicy, Policy, SharingPolicy
-from synergy_core.scheduling.scheduler import stops_jobs
-from synergy_core.scheduling.sharing import Needs
+from synergy_core.scheduling.decisions.scheduler import stops_jobs
+from synergy_core.scheduling.decisions.sharing import Needs
+from synergy_core.scheduling.jobs.cluster import Cluster
+from synergy_core.scheduling.jobs.testbed_profiles import Profile
+from synergy_core.scheduling.policies import OrderingPolicy, Policy, SharingPolicy
 from synergy_runs.inputs.from_settings import (
     by_partition,
     check_compression,

@@ -1,6 +1,6 @@
 """`python -m synergy_sim.results` shows finished runs in one table (`synergy_runs.outputs.results`)."""
 
-from synergy_core.commands import run
+from synergy_core.cli import run
 
 
 def _main() -> int:

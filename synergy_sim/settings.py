@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from synergy_core.jobs.exchange import Compression
+from synergy_core.scheduling.jobs.exchange import Compression
 from synergy_runs.inputs.command_line import Program
 from synergy_runs.inputs.keys import (
     ABOVE_ZERO,

@@ -11,11 +11,11 @@ from dataclasses import asdict
 
 import numpy as np
 
-from synergy_core.cluster import Cluster
-from synergy_core.jobs.state import Allocations, ClusterState
-from synergy_core.policies import Policy, SharingPolicy
-from synergy_core.scheduling.protocol import Scheduler
-from synergy_core.scheduling.scheduler import scheduler_for
+from synergy_core.scheduling.decisions.protocol import Scheduler
+from synergy_core.scheduling.decisions.scheduler import scheduler_for
+from synergy_core.scheduling.jobs.cluster import Cluster
+from synergy_core.scheduling.jobs.state import Allocations, ClusterState
+from synergy_core.scheduling.policies import Policy, SharingPolicy
 from synergy_core.units import on_grid
 from synergy_runs.inputs.from_settings import check_fit
 from synergy_runs.inputs.requested import terms_of

@@ -1,6 +1,6 @@
 """`python -m synergy_sim.traces` lists, downloads and inspects job logs (`synergy_runs.traces`)."""
 
-from synergy_core.commands import run
+from synergy_core.cli import run
 
 
 def _main() -> int:

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from synergy_core.allocator import OtherResources, Problem, Solution
+from synergy_core.scheduling.allocator import OtherResources, Problem, Solution
 
 METHODS = ("exact", "priced", "small")
 

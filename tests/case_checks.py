@@ -15,7 +15,7 @@ from jobs import WALKING, facts
 from omegaconf import OmegaConf
 from test_profiled_jobs import PROFILE
 
-from synergy_core.policies import OrderingPolicy
+from synergy_core.scheduling.policies import OrderingPolicy
 from synergy_runs.files import conf_folder
 from synergy_runs.inputs.command_line import prepared
 from synergy_runs.inputs.from_settings import write_profile

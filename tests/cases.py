@@ -12,10 +12,10 @@ from typing import Any
 from jobs import RIGID
 from omegaconf import OmegaConf
 
-from synergy_core.catalog import load_model
-from synergy_core.cluster import Cluster, NodeType, PlacementRule
-from synergy_core.jobs.record import NEVER
-from synergy_core.policies import OrderingPolicy, Policy, get_policy, policy_names
+from synergy_core.performance.catalog import load_model
+from synergy_core.scheduling.jobs.cluster import Cluster, NodeType, PlacementRule
+from synergy_core.scheduling.jobs.record import NEVER
+from synergy_core.scheduling.policies import OrderingPolicy, Policy, get_policy, policy_names
 from synergy_runs.files import conf_folder
 from synergy_runs.inputs.command_line import options
 

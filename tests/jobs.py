@@ -7,9 +7,9 @@ from functools import partial
 
 import numpy as np
 
-from synergy_core.cluster import Cluster, NodeType
-from synergy_core.policies import get_policy, policy_names
-from synergy_core.scheduling.scheduler import scheduler_for
+from synergy_core.scheduling.decisions.scheduler import scheduler_for
+from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
+from synergy_core.scheduling.policies import get_policy, policy_names
 from synergy_core.units import TICKS_PER_S, on_grid
 from synergy_runs.inputs.workload import Workload
 from synergy_runs.outputs.facts import Kind

@@ -9,9 +9,9 @@ from typing import Any
 from jobs import WALKING, facts, workload
 from naive import POLICIES, Naive, NaiveJob
 
-from synergy_core.cluster import Cluster, NodeType
-from synergy_core.jobs.record import NEVER
-from synergy_core.policies import Policy, get_policy
+from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
+from synergy_core.scheduling.jobs.record import NEVER
+from synergy_core.scheduling.policies import Policy, get_policy
 from synergy_runs.inputs.workload import Workload
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.simulate import simulate

@@ -7,7 +7,7 @@ import pytest
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import lil_array
 
-from synergy_core.allocator.nodes import NodeGroups, NodeProblem, NodeSolution, Pieces
+from synergy_core.scheduling.allocator.nodes import NodeGroups, NodeProblem, NodeSolution, Pieces
 from synergy_core.units import GB
 
 SHAPES = ((4, 12.0, 64.0), (8, 24.0, 500.0), (2, 16.0, 32.0), (3, 7.0, 50.0), (8, 96.0, 250.0))

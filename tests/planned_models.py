@@ -6,12 +6,12 @@ from functools import cache
 
 import numpy as np
 
-from synergy_core.catalog import gpu_sheet
 from synergy_core.errors import unknown
-from synergy_core.planner import tables
-from synergy_core.planner.machine import Machine
-from synergy_core.planner.plan import Plan, plans_of
-from synergy_core.planner.tables import PlannedModel, PlannedTable
+from synergy_core.performance.catalog import gpu_sheet
+from synergy_core.performance.planner import tables
+from synergy_core.performance.planner.machine import Machine
+from synergy_core.performance.planner.plan import Plan, plans_of
+from synergy_core.performance.planner.tables import PlannedModel, PlannedTable
 
 MODELS = {
     name: PlannedModel(name, parameters, 2048, 14.0 * parameters)

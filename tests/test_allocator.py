@@ -13,11 +13,11 @@ from allocator_problems import METHODS, best_by_trying, check, random_problem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from synergy_core.allocator import OtherResources, Problem, priced, solve
-from synergy_core.allocator.priced import find_prices
-from synergy_core.allocator.prices import cold_prices, minimise_all, open_part
-from synergy_core.allocator.problem import proven
 from synergy_core.errors import InputError
+from synergy_core.scheduling.allocator import OtherResources, Problem, priced, solve
+from synergy_core.scheduling.allocator.priced import find_prices
+from synergy_core.scheduling.allocator.prices import cold_prices, minimise_all, open_part
+from synergy_core.scheduling.allocator.problem import proven
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -254,7 +254,7 @@ def test_the_unit_of_utility_does_not_matter(method: str, factor: float) -> None
 
 
 def test_import_loads_no_solver() -> None:
-    script = "import sys, synergy_core.allocator; print(sorted({'highspy', 'scipy'} & set(sys.modules)))"
+    script = "import sys, synergy_core.scheduling.allocator; print(sorted({'highspy', 'scipy'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "[]\n"
 
 

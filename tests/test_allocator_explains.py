@@ -9,10 +9,10 @@ import pytest
 from allocator_problems import random_problem
 from node_problems import random_round
 
-from synergy_core.allocator import Problem, explain, solve
-from synergy_core.allocator.nodes import NodeGroups, NodeProblem, Pieces, allocate, explain_placed
-from synergy_core.allocator.nodes.problem import pooled
 from synergy_core.errors import InputError
+from synergy_core.scheduling.allocator import Problem, explain, solve
+from synergy_core.scheduling.allocator.nodes import NodeGroups, NodeProblem, Pieces, allocate, explain_placed
+from synergy_core.scheduling.allocator.nodes.problem import pooled
 from synergy_core.units import GB
 
 

@@ -5,12 +5,12 @@ import pytest
 from training_jobs import APPLICATIONS, CATALOG, three_types, training
 
 from synergy_core.errors import InputError
-from synergy_core.jobs.beliefs import Beliefs
-from synergy_core.jobs.fitted import SynergyTask
-from synergy_core.jobs.reports import MAX_OBSERVED, Observations, refresh_models
-from synergy_core.jobs.spec import JobSpec, Shape, StepReport, powers_and_whole_nodes
-from synergy_core.jobs.state import GoodputState
-from synergy_core.planner.plan import Plan
+from synergy_core.performance.planner.plan import Plan
+from synergy_core.scheduling.jobs.beliefs import Beliefs
+from synergy_core.scheduling.jobs.fitted import SynergyTask
+from synergy_core.scheduling.jobs.reports import MAX_OBSERVED, Observations, refresh_models
+from synergy_core.scheduling.jobs.spec import JobSpec, Shape, StepReport, powers_and_whole_nodes
+from synergy_core.scheduling.jobs.state import GoodputState
 from synergy_sim.execution import Costs
 
 MACHINES = three_types()

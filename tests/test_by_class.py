@@ -12,9 +12,9 @@ from composed import composed
 from jobs import finish_s, workload
 from training_jobs import CATALOG
 
-from synergy_core.cluster import Cluster, NodeType
 from synergy_core.errors import InputError
-from synergy_core.policies import get_policy
+from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
+from synergy_core.scheduling.policies import get_policy
 from synergy_core.units import GB, MB
 from synergy_runs.generators.by_class import CLASSES, in_turn
 from synergy_runs.inputs.from_settings import cluster_of, workload_of

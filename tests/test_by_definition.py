@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from jobs import WALKING, cluster, random_workload, workload
 from naive_traces import Trace, by_definition, differing, random_trace, simulated
 
-from synergy_core.cluster import Cluster, NodeType
-from synergy_core.placement.one_job import Placement
-from synergy_core.policies import get_policy
+from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
+from synergy_core.scheduling.placement.one_job import Placement
+from synergy_core.scheduling.policies import get_policy
 from synergy_runs.outputs.facts import Kind
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.simulate import simulate

@@ -3,8 +3,8 @@
 import pytest
 from jobs import cluster, finish_s, workload
 
-from synergy_core.cluster import Cluster, NodeType
-from synergy_core.policies import get_policy
+from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
+from synergy_core.scheduling.policies import get_policy
 from synergy_runs.outputs.invariants import check
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.simulate import simulate

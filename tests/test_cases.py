@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jobs import WALKING, cluster, facts, finish_s, workload
 
-from synergy_core.policies import get_policy
+from synergy_core.scheduling.policies import get_policy
 from synergy_runs.inputs.command_line import composed
 from synergy_runs.inputs.keys import build
 from synergy_runs.outputs.invariants import check

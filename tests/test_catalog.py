@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from synergy_core.catalog import (
+from synergy_core.errors import InputError
+from synergy_core.performance.catalog import (
     CATALOG,
     gpu_sheet,
     gpu_sheets,
@@ -16,8 +17,7 @@ from synergy_core.catalog import (
     read_yaml,
     transferred,
 )
-from synergy_core.errors import InputError
-from synergy_core.goodput.throughput import BETA_C, step_time
+from synergy_core.performance.goodput.throughput import BETA_C, step_time
 
 # Total work in iterations at the initial batch, from the artifacts of Pollux (OSDI 2021) and Sia (SOSP 2023).
 TOTAL_WORK = {

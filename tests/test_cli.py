@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from synergy_core import commands as exits
+from synergy_core import cli as exits
 from synergy_core.errors import unknown
 from synergy_exec import __main__ as executor
 from synergy_exec.settings import EXECUTOR

@@ -86,7 +86,7 @@ def clone(tmp_path):
     for _, name, text in re.findall(r"```(python|yaml)\n# (mine.py|job.yaml)\n(.*?)```", readme, re.DOTALL):
         (made / name).write_text(text.replace("work: 2000", "work: 40"), encoding="utf-8")
     policy = next(text for text in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "def narrow(" in text)
-    (made / "synergy_core" / "policies" / "narrow.py").write_text(policy, encoding="utf-8")
+    (made / "synergy_core" / "scheduling" / "policies" / "narrow.py").write_text(policy, encoding="utf-8")
     for name, text in files(made).items():
         (made / name).write_text(text, encoding="utf-8")
     return made
@@ -117,7 +117,7 @@ def test_tutorial_runs_part_by_part(clone):
 
 
 def test_page_on_allocation_policies_quotes_what_check_answers(clone):
-    page, policy = clone / POLICY_PAGE, clone / "synergy_core" / "policies" / "marginal.py"
+    page, policy = clone / POLICY_PAGE, clone / "synergy_core" / "scheduling" / "policies" / "marginal.py"
     right, text = policy.read_text(encoding="utf-8"), page.read_text(encoding="utf-8")
     mistakes, kept = MISTAKE.findall(text), KEPT.findall(text)
     assert len(mistakes) >= 3

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from synergy_core import policies
 from synergy_core.errors import InputError
-from synergy_core.policies import policy_names
+from synergy_core.scheduling import policies
+from synergy_core.scheduling.policies import policy_names
 from synergy_sim import compare, open_run
 
 LOG = "submit_time,duration_s,gpus,user\n" + "".join(
@@ -18,8 +18,8 @@ LOG = "submit_time,duration_s,gpus,user\n" + "".join(
 )
 ON = {"cluster.nodes": 2, "cluster.gpus_per_node": 4, "cluster.placement": "spread"}
 JUMP = '''
-from synergy_core.policies import ordering_policy
-from synergy_core.state import JobView
+from synergy_core.scheduling.policies import ordering_policy
+from synergy_core.scheduling.jobs.state import JobView
 
 @ordering_policy()
 def jump(job: JobView) -> tuple[float]:

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from synergy_core.goodput.compression import compressor_named
-from synergy_core.goodput.efficiency import (
+from synergy_core.performance.goodput.compression import compressor_named
+from synergy_core.performance.goodput.efficiency import (
     Distortion,
     GradientErrors,
     compressed_gain,

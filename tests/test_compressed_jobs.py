@@ -9,17 +9,17 @@ import pytest
 from composed import composed
 from training_jobs import random_training, run, training
 
-from synergy_core.catalog import layers_of, load_model
-from synergy_core.cluster import Cluster, NodeType
 from synergy_core.errors import InputError
-from synergy_core.goodput.compression._compressor import Gradients, Spread
-from synergy_core.goodput.efficiency import compressed_gain, mixed_error
-from synergy_core.goodput.throughput import overlapped, sync_time
-from synergy_core.jobs.beliefs import Beliefs
-from synergy_core.jobs.exchange import exchange_of
-from synergy_core.jobs.fitted import SynergyTask
-from synergy_core.jobs.spec import Configurations, Shape, StepReport
-from synergy_core.planner.plan import Plan
+from synergy_core.performance.catalog import layers_of, load_model
+from synergy_core.performance.goodput.compression._compressor import Gradients, Spread
+from synergy_core.performance.goodput.efficiency import compressed_gain, mixed_error
+from synergy_core.performance.goodput.throughput import overlapped, sync_time
+from synergy_core.performance.planner.plan import Plan
+from synergy_core.scheduling.jobs.beliefs import Beliefs
+from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
+from synergy_core.scheduling.jobs.exchange import exchange_of
+from synergy_core.scheduling.jobs.fitted import SynergyTask
+from synergy_core.scheduling.jobs.spec import Configurations, Shape, StepReport
 from synergy_runs.outputs.facts import Holdings, Training, compressed_gpu_s
 from synergy_runs.outputs.metrics import summarise
 from synergy_sim.execution import Costs, ExecutionModel

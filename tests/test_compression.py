@@ -7,10 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synergy_core.catalog import gpu_sheet
 from synergy_core.errors import InputError
-from synergy_core.goodput.compression import compressor_named, compressors
-from synergy_core.goodput.compression._compressor import Gradients, LayerSizes, Spread, codec_s, speed_by_sheet
+from synergy_core.performance.catalog import gpu_sheet
+from synergy_core.performance.goodput.compression import compressor_named, compressors
+from synergy_core.performance.goodput.compression._compressor import (
+    Gradients,
+    LayerSizes,
+    Spread,
+    codec_s,
+    speed_by_sheet,
+)
 
 SHAPES = [(512, 256), (256,), (10, 20), (64, 32, 3, 3), (1000, 37), ()]
 LAYERS = LayerSizes.of_shapes(SHAPES)

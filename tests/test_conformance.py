@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from training_jobs import policy_named
 
-from synergy_core.jobs.state import Allocations
-from synergy_core.policies import get_policy, policy_names
-from synergy_core.policies._check import NOW_S, RULES, BrokenRuleError
-from synergy_core.scheduling.conformance import conforms
+from synergy_core.scheduling.decisions.conformance import conforms
+from synergy_core.scheduling.jobs.state import Allocations
+from synergy_core.scheduling.policies import get_policy, policy_names
+from synergy_core.scheduling.policies._check import NOW_S, RULES, BrokenRuleError
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 @pytest.fixture
 def few(monkeypatch):
     """Whole runs of six jobs only."""
-    monkeypatch.setattr("synergy_core.scheduling.conformance.JOBS", (6,))
+    monkeypatch.setattr("synergy_core.scheduling.decisions.conformance.JOBS", (6,))
 
 
 @pytest.mark.parametrize("name", policy_names())
@@ -202,7 +202,7 @@ SMALLEST = {
 
 @pytest.mark.parametrize("rule", SMALLEST)
 def test_the_smallest_case_has_no_job_too_many(rule, monkeypatch):
-    monkeypatch.setattr("synergy_core.scheduling.conformance.JOBS", (8,))
+    monkeypatch.setattr("synergy_core.scheduling.decisions.conformance.JOBS", (8,))
     policy, jobs = SMALLEST[rule]
     with pytest.raises(BrokenRuleError, match=rf"breaks the rule '{rule}'") as caught:
         conforms(policy)
@@ -216,8 +216,8 @@ def test_round_that_no_float_holds_exactly_is_carried_out(round_s, few):
 
 PLUG_IN = '''"""Narrow jobs first."""
 
-from synergy_core.policies import ordering_policy
-from synergy_core.state import JobView
+from synergy_core.scheduling.policies import ordering_policy
+from synergy_core.scheduling.jobs.state import JobView
 
 
 @ordering_policy(backfill="greedy")

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 from jobs import WALKING, cluster, facts, finish_s, random_workload, workload
 
-from synergy_core.cluster import Cluster, NodeType
 from synergy_core.errors import InputError
-from synergy_core.jobs.record import Job
-from synergy_core.policies import get_policy
-from synergy_core.scheduling.scheduler import scheduler_for
+from synergy_core.scheduling.decisions.scheduler import scheduler_for
+from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
+from synergy_core.scheduling.jobs.record import Job
+from synergy_core.scheduling.policies import get_policy
 from synergy_runs.inputs.from_settings import _scaled_quotas
 from synergy_runs.outputs.invariants import check
 from synergy_sim.execution import Costs, ExecutionModel

@@ -14,11 +14,20 @@ from hypothesis import strategies as st
 from training_jobs import APPLICATIONS
 
 from synergy_core.__main__ import main
-from synergy_core.catalog import load_model, model_from_yaml
 from synergy_core.commands.measurements import read
-from synergy_core.goodput.calibration import calibrate
-from synergy_core.goodput.fit import UNSEEN_NODES_GROWTH, fit
-from synergy_core.goodput.throughput import CARD, CROWD, CROWDED, NODES, RHO_N, SATURATING, ObservedSteps, joined
+from synergy_core.performance.catalog import load_model, model_from_yaml
+from synergy_core.performance.goodput.calibration import calibrate
+from synergy_core.performance.goodput.fit import UNSEEN_NODES_GROWTH, fit
+from synergy_core.performance.goodput.throughput import (
+    CARD,
+    CROWD,
+    CROWDED,
+    NODES,
+    RHO_N,
+    SATURATING,
+    ObservedSteps,
+    joined,
+)
 from synergy_sim.truth.measured import ModelledApplication
 
 DATA = os.environ.get("SYNERGY_DATA")

@@ -10,9 +10,9 @@ from cases import Case
 from jobs import cluster, finish_s, workload
 from training_jobs import given, run, t4s, training
 
-from synergy_core.cluster import Cluster, NodeType
 from synergy_core.errors import InputError
-from synergy_core.policies import get_policy
+from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
+from synergy_core.scheduling.policies import get_policy
 from synergy_runs.outputs.facts import Kind
 from synergy_runs.outputs.invariants import check
 from synergy_sim.assignment import with_language_models

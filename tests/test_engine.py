@@ -7,9 +7,9 @@ import pytest
 from hash_seeds import printed_with
 from jobs import cluster, facts, finish_s, workload
 
-from synergy_core.cluster import Cluster, NodeType
 from synergy_core.errors import InputError
-from synergy_core.policies import get_policy
+from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
+from synergy_core.scheduling.policies import get_policy
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.simulate import simulate
 
@@ -67,7 +67,7 @@ def test_job_that_can_never_run_is_named(gpus, kind, facts):
 SCRIPT = """
 import planned_models
 from jobs import RIGID, cluster, random_workload
-from synergy_core.policies import get_policy
+from synergy_core.scheduling.policies import get_policy
 from synergy_sim.simulate import simulate
 from test_planned_jobs import BLURRED, MACHINES, some
 from training_jobs import READERS, random_training, run, three_types

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from synergy_core.catalog import gpu_sheet, gradients_of, layers_of
-from synergy_core.goodput.batch import best_batch, best_batch_one, goodput_at
-from synergy_core.goodput.compression import compressor_named
-from synergy_core.goodput.compression._compressor import Gradients, LayerSizes, codec_s, speed_by_sheet
-from synergy_core.goodput.efficiency import (
+from synergy_core.performance.catalog import gpu_sheet, gradients_of, layers_of
+from synergy_core.performance.goodput.batch import best_batch, best_batch_one, goodput_at
+from synergy_core.performance.goodput.compression import compressor_named
+from synergy_core.performance.goodput.compression._compressor import Gradients, LayerSizes, codec_s, speed_by_sheet
+from synergy_core.performance.goodput.efficiency import (
     ExchangeTerms,
     GradientErrors,
     along_frontier,
@@ -21,10 +21,10 @@ from synergy_core.goodput.efficiency import (
     uniform,
     within_error_of,
 )
-from synergy_core.goodput.throughput import exchange_time, overlapped, sync_time
-from synergy_core.jobs.exchange import MARGIN, all_reduce_latency_s, exchange_of
-from synergy_core.planner.communication import all_reduce_s
-from synergy_core.planner.machine import links_for, machine_named
+from synergy_core.performance.goodput.throughput import exchange_time, overlapped, sync_time
+from synergy_core.performance.planner.communication import all_reduce_s
+from synergy_core.performance.planner.machine import links_for, machine_named
+from synergy_core.scheduling.jobs.exchange import MARGIN, all_reduce_latency_s, exchange_of
 
 LAYERS = layers_of("cifar10")
 SPREAD = Gradients()

@@ -9,9 +9,9 @@ from composed import composed_values
 from jobs import workload
 from training_jobs import CATALOG, training
 
-from synergy_core.cluster import Cluster, NodeType, Share
-from synergy_core.policies import get_policy
-from synergy_core.scheduling.reasons import Waiting
+from synergy_core.scheduling.decisions.reasons import Waiting
+from synergy_core.scheduling.jobs.cluster import Cluster, NodeType, Share
+from synergy_core.scheduling.policies import get_policy
 from synergy_core.units import GB
 from synergy_runs.inputs.keys import build
 from synergy_runs.outputs.invariants import check

@@ -11,10 +11,10 @@ from composed import composed_values
 from jobs import cluster, random_workload, workload
 from training_jobs import CATALOG, random_training, t4s, three_types
 
-from synergy_core.catalog import run_time_ratio
-from synergy_core.cluster import Cluster, NodeType
-from synergy_core.policies import get_policy
-from synergy_core.scheduling.reasons import Stopped, Waiting
+from synergy_core.performance.catalog import run_time_ratio
+from synergy_core.scheduling.decisions.reasons import Stopped, Waiting
+from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
+from synergy_core.scheduling.policies import get_policy
 from synergy_runs.inputs.keys import build
 from synergy_runs.outputs.facts import Kind
 from synergy_runs.outputs.results import write_run

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize as scipy_minimize
 
 from synergy_core.errors import InputError
-from synergy_core.goodput.calibration import calibrate
-from synergy_core.goodput.fit import evaluate, fit
-from synergy_core.goodput.throughput import (
+from synergy_core.performance.goodput.calibration import calibrate
+from synergy_core.performance.goodput.fit import evaluate, fit
+from synergy_core.performance.goodput.throughput import (
     CROWDED,
     POLLUX,
     SATURATING,

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from synergy_core.goodput.batch import best_batch, best_batch_one, fixed_batch
-from synergy_core.goodput.efficiency import (
+from synergy_core.performance.goodput.batch import best_batch, best_batch_one, fixed_batch
+from synergy_core.performance.goodput.efficiency import (
     adascale_factor,
     gain,
     noise_scale,
     square_root_factor,
     statistical_efficiency,
 )
-from synergy_core.goodput.throughput import gradient_time, overlapped, step_time, sync_time
+from synergy_core.performance.goodput.throughput import gradient_time, overlapped, step_time, sync_time
 
 THETA = np.array([0.1, 0.01, 0.3, 0.02, 0.05, 0.004, 2.0])
 constants = st.tuples(*(st.floats(1e-8, 2.0) for _ in range(6)), st.floats(1.0, 10.0)).map(np.array)

@@ -8,10 +8,10 @@ import pytest
 from jobs import finish_s, workload
 from training_jobs import CATALOG, READERS, given, policy_named, random_training, run, t4s, three_types, training
 
-from synergy_core.cluster import Cluster, NodeType
 from synergy_core.errors import InputError
-from synergy_core.jobs.spec import powers_and_whole_nodes
-from synergy_core.policies import get_policy
+from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
+from synergy_core.scheduling.jobs.spec import powers_and_whole_nodes
+from synergy_core.scheduling.policies import get_policy
 from synergy_runs.outputs.facts import Kind
 from synergy_runs.outputs.metrics import job_table
 from synergy_sim.execution import Costs, ExecutionModel

@@ -10,17 +10,17 @@ from composed import composed
 from jobs import finish_s, workload
 
 import synergy_core
-from synergy_core.catalog import add_gpu_sheet, gpu_sheet, gpu_sheets, load_model, run_time_ratio
-from synergy_core.cluster import Cluster, NodeType
 from synergy_core.errors import InputError
-from synergy_core.policies import get_policy
+from synergy_core.performance.catalog import add_gpu_sheet, gpu_sheet, gpu_sheets, load_model, run_time_ratio
+from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
+from synergy_core.scheduling.policies import get_policy
 from synergy_runs.outputs.invariants import check
 from synergy_sim.hardware import check_types, converted
 from synergy_sim.prepare import prepared_runs
 from synergy_sim.simulate import simulate
 from synergy_sim.truth import Truth
 
-SHEETS = Path(synergy_core.__file__).parent / "catalog" / "gpus"
+SHEETS = Path(synergy_core.__file__).parent / "performance" / "catalog" / "gpus"
 SMALL = (
     "+trace=philly",
     "trace.find=[]",
@@ -50,7 +50,7 @@ def test_the_logs_own_waits_are_nobodys_beside_converted_run_times():
 @pytest.fixture
 def own_sheet(tmp_path, monkeypatch):
     """A data sheet of a GPU with twice the memory bandwidth of a V100, forgotten after the test."""
-    monkeypatch.setattr("synergy_core.catalog._added", {})
+    monkeypatch.setattr("synergy_core.performance.catalog._added", {})
     path = tmp_path / "tpu9.yaml"
     text = (SHEETS / "v100.yaml").read_text()
     aliases = next(line for line in text.splitlines() if line.startswith("aliases"))

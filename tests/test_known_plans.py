@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from synergy_core.cluster import Cluster, NodeType
-from synergy_core.jobs.planned import PlannedSpeeds
+from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
+from synergy_core.scheduling.jobs.planned import PlannedSpeeds
 from synergy_sim.truth.planned import PlanErrors, PlannedApplication, PlannedTruth
 
 NODE_GPUS = {"a100": 8}

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synergy_core.goodput.layerwise import BUCKETS, frontier, least_bytes
+from synergy_core.performance.goodput.layerwise import BUCKETS, frontier, least_bytes
 
 
 def tried(sizes, errors, budget):

@@ -8,16 +8,16 @@ from composed import composed
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synergy_core.catalog import load_model
-from synergy_core.cluster import Cluster, NodeType, Share
-from synergy_core.goodput.pipeline import WAITED, Pipeline
-from synergy_core.jobs.beliefs import Beliefs
-from synergy_core.jobs.record import Job
-from synergy_core.jobs.reports import MIN_CPUS_TRIED, MIN_RELATIVE_CHANGE, InputReports
-from synergy_core.jobs.spec import InputShare, JobSpec, Shape, StepReport
-from synergy_core.planner.plan import Plan
-from synergy_core.scheduling.scheduler import scheduler_for
-from synergy_core.scheduling.sharing import Needs
+from synergy_core.performance.catalog import load_model
+from synergy_core.performance.goodput.pipeline import WAITED, Pipeline
+from synergy_core.performance.planner.plan import Plan
+from synergy_core.scheduling.decisions.scheduler import scheduler_for
+from synergy_core.scheduling.decisions.sharing import Needs
+from synergy_core.scheduling.jobs.beliefs import Beliefs
+from synergy_core.scheduling.jobs.cluster import Cluster, NodeType, Share
+from synergy_core.scheduling.jobs.record import Job
+from synergy_core.scheduling.jobs.reports import MIN_CPUS_TRIED, MIN_RELATIVE_CHANGE, InputReports
+from synergy_core.scheduling.jobs.spec import InputShare, JobSpec, Shape, StepReport
 from synergy_core.units import GB, MB
 from synergy_runs.outputs.invariants import check
 from synergy_sim.prepare import prepared_runs

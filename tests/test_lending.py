@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synergy_core.cluster import Cluster, NodeType
-from synergy_core.policies import SharingPolicy, get_policy, policy_names
-from synergy_core.policies._check import JobCase, PolicyCase, try_on
-from synergy_core.quotas import Quotas, fewest
-from synergy_core.scheduling.conformance import _carried_out, _with_hosts
+from synergy_core.scheduling.decisions.conformance import _carried_out, _with_hosts
+from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
+from synergy_core.scheduling.jobs.quotas import Quotas, fewest
+from synergy_core.scheduling.policies import SharingPolicy, get_policy, policy_names
+from synergy_core.scheduling.policies._check import JobCase, PolicyCase, try_on
 
 NAMES = [*policy_names(), "fifo+proportional", "las+tune", "srtf+greedy", "themis+proportional"]
 STARTS_ON_ITS_ROWS_ONLY = {("crius", 958)}

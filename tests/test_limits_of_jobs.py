@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from training_jobs import policy_named, random_training, run, t4s, three_types
 
-from synergy_core.cluster import Cluster, NodeType
 from synergy_core.errors import InputError
-from synergy_core.policies import OrderingPolicy, get_policy, policy_names
-from synergy_core.policies.mechanisms import mechanism_names
+from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
+from synergy_core.scheduling.policies import OrderingPolicy, get_policy, policy_names
+from synergy_core.scheduling.policies.mechanisms import mechanism_names
 from synergy_core.units import GB
 from synergy_runs.outputs.facts import Kind
 from synergy_sim.truth import Truth

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from node_problems import best_placed, check, random_round
 
-from synergy_core.allocator.nodes import NodeGroups, NodeProblem, Pieces, allocate
-from synergy_core.allocator.nodes.allocate import best_of
-from synergy_core.allocator.nodes.problem import by_size, charged
 from synergy_core.errors import InputError
+from synergy_core.scheduling.allocator.nodes import NodeGroups, NodeProblem, Pieces, allocate
+from synergy_core.scheduling.allocator.nodes.allocate import best_of
+from synergy_core.scheduling.allocator.nodes.problem import by_size, charged
 from synergy_core.units import GB
 
 DRAWN = {

@@ -13,8 +13,8 @@ from copies import Programs
 ROOT = Path(__file__).resolve().parents[1]
 POLICY = '''"""Small jobs first."""
 
-from synergy_core.policies import ordering_policy
-from synergy_core.state import JobView
+from synergy_core.scheduling.policies import ordering_policy
+from synergy_core.scheduling.jobs.state import JobView
 
 
 @ordering_policy(preemptive=False)
@@ -71,7 +71,7 @@ def said(copy, *typed, fails=False, flag="-m"):
 
 def test_policy_and_format_are_added_by_their_files_alone(tmp_path):
     copy = copied(tmp_path, "synergy_core", "synergy_runs", "synergy_sim", "conf", "traces")
-    (copy / "synergy_core" / "policies" / "small_first.py").write_text(POLICY, encoding="utf-8")
+    (copy / "synergy_core" / "scheduling" / "policies" / "small_first.py").write_text(POLICY, encoding="utf-8")
     (copy / "synergy_runs" / "traces" / "spoken.py").write_text(FORMAT, encoding="utf-8")
     log = copy.parent / "log.txt"
     log.write_text("at 0 for 60 on 8\nat 1 for 60 on 8\nat 2 for 30 on 2\n")

@@ -8,7 +8,7 @@ import pytest
 from composed import composed
 from naive_mechanisms import NaiveCluster, NaiveProfile, NaiveRow, finish_times_s
 
-from synergy_core.catalog import load_model
+from synergy_core.performance.catalog import load_model
 from synergy_core.units import HOUR_S
 from synergy_runs.generators.by_class import CLASSES
 from synergy_runs.outputs.metrics import job_table

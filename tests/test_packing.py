@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from synergy_core.cluster import Cluster, NodeType
 from synergy_core.errors import InputError
-from synergy_core.jobs.record import Placed
-from synergy_core.placement.whole_round import Packing, packing
+from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
+from synergy_core.scheduling.jobs.record import Placed
+from synergy_core.scheduling.placement.whole_round import Packing, packing
 
 DIVISIBLE = (1, 2, 4, 8, 16, 32)
 ANY_SIZE = (1, 2, 3, 4, 5, 6, 7, 8, 11, 16, 21)

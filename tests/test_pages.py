@@ -10,7 +10,7 @@ import pytest
 from runner import blocks, carry_out, dependencies
 from runner.experiment import Experiment, Simulation, experiments, measurement
 
-from synergy_core.policies import synergy as synergy_module
+from synergy_core.scheduling.policies import synergy as synergy_module
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = """Text that stays, with <!-- begin lengths.longest -->0<!-- end --> in a line.

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synergy_core.errors import InputError
-from synergy_core.goodput.pipeline import ObservedInputs, Pipeline, fit_pipeline, searched_steps
+from synergy_core.performance.goodput.pipeline import ObservedInputs, Pipeline, fit_pipeline, searched_steps
 from synergy_core.units import GB
 
 DATA = 200 * GB

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jobs import cluster
 
-from synergy_core.cluster import Cluster, NodeType
-from synergy_core.placement.one_job import Placement
-from synergy_core.placement.whole_round import packing
+from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
+from synergy_core.scheduling.placement.one_job import Placement
+from synergy_core.scheduling.placement.whole_round import packing
 
 
 @pytest.mark.parametrize(

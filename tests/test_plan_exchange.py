@@ -9,14 +9,14 @@ import pytest
 from jobs import finish_s, workload
 from training_jobs import run
 
-from synergy_core.cluster import Cluster, NodeType
 from synergy_core.errors import InputError
-from synergy_core.goodput.compression import compressor_named
-from synergy_core.jobs.beliefs import Beliefs
-from synergy_core.jobs.exchange import PlanExchange
-from synergy_core.jobs.planned import PlannedSpeeds
-from synergy_core.jobs.spec import Shape, StepReport, powers_and_whole_nodes
-from synergy_core.planner.plan import Plan
+from synergy_core.performance.goodput.compression import compressor_named
+from synergy_core.performance.planner.plan import Plan
+from synergy_core.scheduling.jobs.beliefs import Beliefs
+from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
+from synergy_core.scheduling.jobs.exchange import PlanExchange
+from synergy_core.scheduling.jobs.planned import PlannedSpeeds
+from synergy_core.scheduling.jobs.spec import Shape, StepReport, powers_and_whole_nodes
 from synergy_sim.execution import Costs
 from synergy_sim.truth import Truth
 from synergy_sim.truth.planned import PlannedTruth

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from synergy_core.errors import InputError
-from synergy_core.jobs.testbed_profiles import degrees_of
+from synergy_core.scheduling.jobs.testbed_profiles import degrees_of
 from synergy_runs.inputs.command_line import composed
 from synergy_runs.inputs.from_settings import read_profile
 from synergy_runs.inputs.keys import build

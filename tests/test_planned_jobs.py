@@ -9,14 +9,14 @@ from composed import composed
 from jobs import finish_s, workload
 from training_jobs import run
 
-from synergy_core.cluster import Cluster, NodeType
 from synergy_core.errors import InputError
-from synergy_core.jobs.beliefs import Beliefs
-from synergy_core.jobs.planned import PlannedSpeeds
-from synergy_core.jobs.reports import RATIO_OWN, RATIO_SHARED
-from synergy_core.jobs.spec import JobSpec, Shape, StepReport, powers_and_whole_nodes
-from synergy_core.planner.plan import Plan
-from synergy_core.policies import get_policy
+from synergy_core.performance.planner.plan import Plan
+from synergy_core.scheduling.jobs.beliefs import Beliefs
+from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
+from synergy_core.scheduling.jobs.planned import PlannedSpeeds
+from synergy_core.scheduling.jobs.reports import RATIO_OWN, RATIO_SHARED
+from synergy_core.scheduling.jobs.spec import JobSpec, Shape, StepReport, powers_and_whole_nodes
+from synergy_core.scheduling.policies import get_policy
 from synergy_runs.outputs.facts import Kind
 from synergy_runs.outputs.invariants import check
 from synergy_sim.assignment import as_given, with_language_models

@@ -6,10 +6,10 @@ import pytest
 from jobs import RIGID, cluster, facts, finish_s, random_workload, work_ticks, workload
 
 from synergy_core.errors import InputError
-from synergy_core.jobs.record import Job
-from synergy_core.policies import AllocationPolicy, OrderingPolicy, get_policy, ordering_policy
-from synergy_core.scheduling.order import DurationPredictor
-from synergy_core.scheduling.scheduler import scheduler_for
+from synergy_core.scheduling.decisions.order import DurationPredictor
+from synergy_core.scheduling.decisions.scheduler import scheduler_for
+from synergy_core.scheduling.jobs.record import Job
+from synergy_core.scheduling.policies import AllocationPolicy, OrderingPolicy, get_policy, ordering_policy
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.simulate import simulate
 

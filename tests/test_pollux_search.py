@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from training_jobs import run, t4s, training
 
-from synergy_core.cluster import Cluster, NodeType
-from synergy_core.policies import get_policy
-from synergy_core.policies.pollux import settled
-from synergy_core.policies.pollux.search import (
+from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
+from synergy_core.scheduling.policies import get_policy
+from synergy_core.scheduling.policies.pollux import settled
+from synergy_core.scheduling.policies.pollux.search import (
     Worth,
     bounds_of,
     breed,

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 from jobs import finish_s, workload
 
-from synergy_core.cluster import Cluster, NodeType
 from synergy_core.errors import InputError
-from synergy_core.jobs.beliefs import Beliefs
-from synergy_core.jobs.planned import ProfiledSpeeds, ProfiledTask
-from synergy_core.jobs.spec import JobSpec, Shape, StepReport, powers_and_whole_nodes
-from synergy_core.jobs.testbed_profiles import (
+from synergy_core.performance.planner.plan import Plan
+from synergy_core.scheduling.jobs.beliefs import Beliefs
+from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
+from synergy_core.scheduling.jobs.planned import ProfiledSpeeds, ProfiledTask
+from synergy_core.scheduling.jobs.spec import JobSpec, Shape, StepReport, powers_and_whole_nodes
+from synergy_core.scheduling.jobs.testbed_profiles import (
     NoiseFrom,
     PlanTimes,
     Profile,
@@ -23,8 +24,7 @@ from synergy_core.jobs.testbed_profiles import (
     with_seen,
     without,
 )
-from synergy_core.planner.plan import Plan
-from synergy_core.policies import get_policy
+from synergy_core.scheduling.policies import get_policy
 from synergy_runs.outputs.facts import Kind
 from synergy_runs.outputs.invariants import check
 from synergy_sim.assignment import as_given

@@ -9,7 +9,7 @@ from documented import documented, files
 from jobs import cluster, finish_s, workload
 
 from synergy_core.__main__ import main
-from synergy_core.policies import get_policy
+from synergy_core.scheduling.policies import get_policy
 from synergy_runs.inputs.command_line import prepared
 from synergy_sim.settings import SIMULATOR
 from synergy_sim.simulate import simulate

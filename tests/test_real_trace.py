@@ -14,8 +14,8 @@ import pytest
 import yaml
 from jobs import RIGID, cluster, finish_s, work_ticks
 
-from synergy_core.catalog import gpu_type_named
-from synergy_core.policies import OrderingPolicy, get_policy
+from synergy_core.performance.catalog import gpu_type_named
+from synergy_core.scheduling.policies import OrderingPolicy, get_policy
 from synergy_core.units import GB, TICKS_PER_S
 from synergy_runs.inputs.workload import from_rows, take, with_estimates
 from synergy_runs.outputs.facts import Kind

@@ -9,14 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synergy_core.goodput.compression._compressor import CodecSpeed, LayerSizes
-from synergy_core.goodput.efficiency import MEASURED_ERROR_WEIGHT, mixed_error
-from synergy_core.jobs.beliefs import Beliefs
-from synergy_core.jobs.exchange import Compression, before_layers, exchange_of
-from synergy_core.jobs.fitted import SynergyTask
-from synergy_core.jobs.reports import MAX_RATIO, MAX_REPORTS, MIN_CHANGE_FACTOR, ExchangeReport, RatioOf, SeenExchanges
-from synergy_core.jobs.spec import JobSpec, Shape, StepReport
-from synergy_core.planner.plan import Plan
+from synergy_core.performance.goodput.compression._compressor import CodecSpeed, LayerSizes
+from synergy_core.performance.goodput.efficiency import MEASURED_ERROR_WEIGHT, mixed_error
+from synergy_core.performance.planner.plan import Plan
+from synergy_core.scheduling.jobs.beliefs import Beliefs
+from synergy_core.scheduling.jobs.exchange import Compression, before_layers, exchange_of
+from synergy_core.scheduling.jobs.fitted import SynergyTask
+from synergy_core.scheduling.jobs.reports import (
+    MAX_RATIO,
+    MAX_REPORTS,
+    MIN_CHANGE_FACTOR,
+    ExchangeReport,
+    RatioOf,
+    SeenExchanges,
+)
+from synergy_core.scheduling.jobs.spec import JobSpec, Shape, StepReport
 
 Q8 = RatioOf("codec", "q8", "cpu")
 LAYERS = LayerSizes.of_shapes([(1024, 1024), (4096, 1024), (1024,)])

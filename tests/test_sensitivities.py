@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jobs import workload
 
-from synergy_core.catalog import load_model
-from synergy_core.cluster import Cluster, NodeType
 from synergy_core.errors import InputError
-from synergy_core.goodput.pipeline import Pipeline, PipelineTable
+from synergy_core.performance.catalog import load_model
+from synergy_core.performance.goodput.pipeline import Pipeline, PipelineTable
+from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
 from synergy_core.units import GB
 from synergy_sim.assignment import as_given
 from synergy_sim.execution import Costs

@@ -6,9 +6,9 @@ import pytest
 from jobs import facts
 from training_jobs import CATALOG, random_training, training
 
-from synergy_core.cluster import Cluster, NodeType
 from synergy_core.errors import InputError
-from synergy_core.policies import get_policy
+from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
+from synergy_core.scheduling.policies import get_policy
 from synergy_core.units import GB
 from synergy_runs.outputs.invariants import check
 from synergy_sim.execution import Costs, ExecutionModel

@@ -6,10 +6,10 @@ import numpy as np
 from composed import composed
 from training_jobs import random_training, run, t4s
 
-from synergy_core.cluster import Cluster, NodeType
-from synergy_core.goodput.pipeline import Pipeline
-from synergy_core.jobs.state import _worth_trying
-from synergy_core.policies import get_policy
+from synergy_core.performance.goodput.pipeline import Pipeline
+from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
+from synergy_core.scheduling.jobs.state import _worth_trying
+from synergy_core.scheduling.policies import get_policy
 from synergy_core.units import GB, MB
 from synergy_runs.outputs.metrics import job_table
 from synergy_sim.prepare import prepared_runs

@@ -8,8 +8,8 @@ import planned_models
 from case_checks import prepared_case, simulated
 from cases import random_case
 
-from synergy_core.scheduling import allocation, sharing
-from synergy_core.scheduling.allocation import Snapshots
+from synergy_core.scheduling.decisions import allocation, sharing
+from synergy_core.scheduling.decisions.allocation import Snapshots
 
 COUNTED = ("received_s", "given_s")
 """Summed up from state to state: nothing in a job's record says them."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jobs import cluster, workload
 
-from synergy_core.policies import get_policy
+from synergy_core.scheduling.policies import get_policy
 from synergy_runs.outputs.metrics import job_table
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.simulate import simulate

@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jobs import facts, workload
 
-from synergy_core.cluster import Cluster, NodeType
-from synergy_core.jobs.record import NEVER, Decision, Job
-from synergy_core.policies import SharingPolicy, get_policy, policy_names
-from synergy_core.policies._check import TENANTS, JobCase, PolicyCase
-from synergy_core.scheduling.conformance import _carried_out, _with_hosts
-from synergy_core.scheduling.starvation import Guarded, RunTimes
+from synergy_core.scheduling.decisions.conformance import _carried_out, _with_hosts
+from synergy_core.scheduling.decisions.starvation import Guarded, RunTimes
+from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
+from synergy_core.scheduling.jobs.record import NEVER, Decision, Job
+from synergy_core.scheduling.policies import SharingPolicy, get_policy, policy_names
+from synergy_core.scheduling.policies._check import TENANTS, JobCase, PolicyCase
 from synergy_core.units import TICK_S, on_grid
 from synergy_runs.outputs.invariants import check
 from synergy_sim.simulate import simulate

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from synergy_core.commands import run
+from synergy_core.cli import run
 from synergy_core.errors import InputError
 from synergy_runs.traces import _download, command
 from synergy_runs.traces._download import Source, download

@@ -22,7 +22,7 @@ from training_jobs import (
     with_work,
 )
 
-from synergy_core.policies import get_policy
+from synergy_core.scheduling.policies import get_policy
 from synergy_core.units import on_grid
 from synergy_sim.assignment import as_given, mixed
 from synergy_sim.execution import Costs

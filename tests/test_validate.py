@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from synergy_core.__main__ import main
-from synergy_core.catalog import load_model, model_from_yaml
 from synergy_core.commands.measurements import read
-from synergy_core.goodput.calibration import accuracy, spearman
-from synergy_core.goodput.throughput import SATURATING
+from synergy_core.performance.catalog import load_model, model_from_yaml
+from synergy_core.performance.goodput.calibration import accuracy, spearman
+from synergy_core.performance.goodput.throughput import SATURATING
 
 PLANTED = np.array([0.1, 0.01, 0.3, 0.05, 0.06, 0.02, 2.0, 0.2, 0.1, 0.02, 1e-8, 0.05])
 PLACEMENTS = ("1", "2", "3", "4", "11", "21", "22", "31", "44", "111", "222", "4444")

@@ -8,10 +8,12 @@ import pytest
 from jobs import cluster, workload
 from training_jobs import CATALOG, policy_named, three_types, training
 
-from synergy_core import policies
 from synergy_core.errors import InputError
-from synergy_core.jobs.record import Job
-from synergy_core.jobs.state import (
+from synergy_core.scheduling import policies
+from synergy_core.scheduling.decisions.allocation import AllocationScheduler
+from synergy_core.scheduling.decisions.conformance import conforms
+from synergy_core.scheduling.jobs.record import Job
+from synergy_core.scheduling.jobs.state import (
     JOB_VIEWS,
     Allocations,
     ClusterState,
@@ -26,7 +28,7 @@ from synergy_core.jobs.state import (
     shown_by,
     through,
 )
-from synergy_core.policies import (
+from synergy_core.scheduling.policies import (
     AllocationPolicy,
     OrderingPolicy,
     allocation_policy,
@@ -34,8 +36,6 @@ from synergy_core.policies import (
     ordering_policy,
     policy_names,
 )
-from synergy_core.scheduling.allocation import AllocationScheduler
-from synergy_core.scheduling.conformance import conforms
 from synergy_sim.execution import Costs, ExecutionModel, SimulatedJob
 from synergy_sim.simulate import Simulation, simulate
 

@@ -8,7 +8,7 @@ from composed import composed
 from jobs import cluster, work_ticks, workload
 
 from synergy_core.errors import InputError
-from synergy_core.policies import get_policy
+from synergy_core.scheduling.policies import get_policy
 from synergy_runs.generators import generate
 from synergy_runs.generators.statistics import statistics
 from synergy_runs.inputs.from_settings import add_history, carried_in_words, cut, without_carried, workload_of

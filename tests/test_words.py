@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from wrong_inputs.keys import LOG
 
-from synergy_core import policies
 from synergy_core.errors import InputError
+from synergy_core.scheduling import policies
 from synergy_runs.inputs.command_line import as_hydra, completion, composed
 from synergy_sim.settings import SIMULATOR
 
@@ -71,8 +71,8 @@ def test_json_is_read_where_a_list_of_mappings_is_wanted():
     assert found == [json.loads(node)]
 
 
-POLICY = """from synergy_core.policies import allocation_policy, ordering_policy
-from synergy_core.state import Allocations, ClusterState, JobView
+POLICY = """from synergy_core.scheduling.policies import allocation_policy, ordering_policy
+from synergy_core.scheduling.jobs.state import Allocations, ClusterState, JobView
 
 
 {}
@@ -169,7 +169,7 @@ def test_ctrl_c_is_a_sentence_in_every_program(words, tmp_path):
     streams = {"stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL, "text": True, "cwd": tmp_path}
     command = [sys.executable, "-X", "importtime", "-m", *words.split()]
     process = subprocess.Popen(command, **streams, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
-    begun = "synergy_runs.generators.command" if "generators" in words else "synergy_core.planner.search"
+    begun = "synergy_runs.generators.command" if "generators" in words else "synergy_core.performance.planner.search"
     said = ""
     while begun not in said:  # its import has ended: what it computes takes much longer
         line = process.stderr.readline()

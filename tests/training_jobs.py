@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 from jobs import workload
 
-from synergy_core.cluster import Cluster, NodeType
-from synergy_core.jobs.state import Allocations
-from synergy_core.policies import AllocationPolicy, get_policy, policy_names
+from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
+from synergy_core.scheduling.jobs.state import Allocations
+from synergy_core.scheduling.policies import AllocationPolicy, get_policy, policy_names
 from synergy_runs.inputs.workload import Workload
 from synergy_runs.outputs.invariants import check
 from synergy_sim.assignment import mixed

@@ -17,7 +17,7 @@ import numpy as np
 from runner.experiment import Experiment, Measurement, Result, Results, compose, measurement
 from runner.tables import number, table
 
-from synergy_core.planner.plan import NO_COMPRESSOR, Plan
+from synergy_core.performance.planner.plan import NO_COMPRESSOR, Plan
 from synergy_core.units import HOUR_S
 from synergy_runs.numbers import Means, Ratio, ratio_of_means, ratio_text
 from synergy_runs.outputs.facts import compressed_gpu_s_by_model
@@ -220,14 +220,14 @@ def _replica_tables(results: Results) -> dict[str, str]:
     return _tables(RUNS, results, STUDIED) | {"alone": table(["way", "Gb/s", *MIX], rows)}
 
 
-READS = ("conf/experiment/compression.yaml", "traces/philly.json", "synergy_core/catalog/gpus")
+READS = ("conf/experiment/compression.yaml", "traces/philly.json", "synergy_core/performance/catalog/gpus")
 COMPRESSION_FINDINGS = Experiment(
-    lambda: [*_all(RUNS), *ALONE.values()], _replica_tables, reads=(*READS, "synergy_core/catalog/models")
+    lambda: [*_all(RUNS), *ALONE.values()], _replica_tables, reads=(*READS, "synergy_core/performance/catalog/models")
 )
 
 PLANNED_RUNS = _runs((10.0, 100.0), [way for way in WAYS if way != "uniform"], 1, "llm")
 COMPRESSION_PLANS = Experiment(
     lambda: _all(PLANNED_RUNS),
     lambda results: _tables(PLANNED_RUNS, results),
-    reads=(*READS, "synergy_core/catalog/architectures", "plans"),
+    reads=(*READS, "synergy_core/performance/catalog/architectures", "plans"),
 )

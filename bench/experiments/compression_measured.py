@@ -11,9 +11,9 @@ from ranks.launch import RANKS, on_two_ranks
 from runner.experiment import Experiment, Result, Results, measurement
 from runner.tables import each, number, percent, table
 
-from synergy_core.goodput.compression import compressor_named
-from synergy_core.goodput.compression._compressor import Compressor, LayerSizes, Spread
-from synergy_core.goodput.efficiency import Distortion, compressed_gain
+from synergy_core.performance.goodput.compression import compressor_named
+from synergy_core.performance.goodput.compression._compressor import Compressor, LayerSizes, Spread
+from synergy_core.performance.goodput.efficiency import Distortion, compressed_gain
 from synergy_core.units import Floats
 
 # How the values of gradients are distributed: the defaults of goodput/compression/

@@ -14,8 +14,8 @@ from runner.experiment import Experiment, Results, measurement
 from runner.tables import NONE, number, table
 from yardstick import simpy_cpu_s
 
-from synergy_core.cluster import Cluster, NodeType
-from synergy_core.policies import get_policy
+from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
+from synergy_core.scheduling.policies import get_policy
 from synergy_core.units import DAY_S, GB, HOUR_S
 from synergy_runs.inputs.workload import Workload, from_rows
 from synergy_runs.traces.rows import TraceRows

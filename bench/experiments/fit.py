@@ -12,9 +12,9 @@ from runner.experiment import Experiment, Result, Results, data_file, measuremen
 from runner.tables import GOAL_HEAD, NONE, goal, number, table
 
 from synergy_core.commands.measurements import read
-from synergy_core.goodput.calibration import Calibrated, calibrate
-from synergy_core.goodput.fit import fit
-from synergy_core.goodput.throughput import POLLUX, SATURATING, ObservedSteps
+from synergy_core.performance.goodput.calibration import Calibrated, calibrate
+from synergy_core.performance.goodput.fit import fit
+from synergy_core.performance.goodput.throughput import POLLUX, SATURATING, ObservedSteps
 
 APPLICATIONS = ("bert", "cifar10", "deepspeech2", "imagenet", "ncf", "yolov3")
 GPU_TYPES = ("t4", "rtx2080ti", "a100")

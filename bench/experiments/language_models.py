@@ -71,5 +71,5 @@ LANGUAGE_MODELS = Experiment(
     lambda: [run for rows in TABLES.values() for runs in rows.values() for run in runs],
     lambda results: {name: _table(rows, results) for name, rows in TABLES.items()},
     needs=("data",),
-    reads=("synergy_core/catalog/gpus", "synergy_core/catalog/architectures", "plans"),
+    reads=("synergy_core/performance/catalog/gpus", "synergy_core/performance/catalog/architectures", "plans"),
 )

@@ -114,5 +114,5 @@ LOAD = Experiment(
     lambda: [run for runs in (*RUNS.values(), *OF_WEEK.values()) for run in runs],
     tables,
     needs=("data",),
-    reads=("conf/trace/philly.yaml", "traces/philly.json", "synergy_core/catalog/models"),
+    reads=("conf/trace/philly.yaml", "traces/philly.json", "synergy_core/performance/catalog/models"),
 )

@@ -66,7 +66,7 @@ def _main_tables(results: Results) -> dict[str, str]:
 
 
 CONFIGURATION = ("config", "cluster/default", "testbed/ideal", "trace/default", "trace/philly", "truth/default")
-READS = ("traces/philly.json", "synergy_core/catalog/models", "synergy_core/catalog/gpus")
+READS = ("traces/philly.json", "synergy_core/performance/catalog/models", "synergy_core/performance/catalog/gpus")
 MAIN = Experiment(
     lambda: [DRAWN, LOGGED],
     _main_tables,
@@ -78,5 +78,8 @@ PLANNED = measurement(planned, model="llama-3-70b", gpu="a100-80gb", gpus="64,12
 PLAN = Experiment(
     lambda: [PLANNED],
     lambda results: {"table": indented(results[PLANNED]["table"])},
-    reads=("plans", *(f"synergy_core/catalog/{name}" for name in ("constants", "gpus", "links", "nodes", "software"))),
+    reads=(
+        "plans",
+        *(f"synergy_core/performance/catalog/{name}" for name in ("constants", "gpus", "links", "nodes", "software")),
+    ),
 )

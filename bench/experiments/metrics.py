@@ -11,8 +11,8 @@ from runner.experiment import Experiment, Result, Results, Simulation, measureme
 from runner.tables import number, table
 
 from experiments.decisions import CHANCES, GPUS, MAX_S, MEAN_LOG_S, SPREAD
-from synergy_core.cluster import Cluster, NodeType
-from synergy_core.policies import get_policy
+from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
+from synergy_core.scheduling.policies import get_policy
 from synergy_core.units import DAY_S, HOUR_S, Floats
 from synergy_runs.generators import generate
 from synergy_runs.inputs.from_settings import cut

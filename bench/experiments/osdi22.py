@@ -16,7 +16,7 @@ from synergy_core.units import HOUR_S
 from synergy_runs.generators.by_class import CLASSES
 
 EXPERIMENT = "experiment=synergy_osdi22"
-READS = tuple(f"synergy_core/catalog/models/{name}.yaml" for _, models in CLASSES for name in models)
+READS = tuple(f"synergy_core/performance/catalog/models/{name}.yaml" for _, models in CLASSES for name in models)
 SEEDS = (0, 1, 2)
 PUBLISHED_SEED = 42
 PUBLISHED_H = (21.8766, 156.933, 170.612)

@@ -257,7 +257,7 @@ _known_s: dict[tuple[str, str, int, int], float] = {}
 
 def _run_time_s(app: Any, gpu_type: str, gpus: int, per_node: int) -> float:
     """Of the whole application on so many GPUs, with the best batch of every epoch."""
-    from synergy_core.planner.plan import Plan
+    from synergy_core.performance.planner.plan import Plan
     from synergy_sim.truth.application import packed
 
     key = (app.name, gpu_type, gpus, per_node)

@@ -20,13 +20,14 @@ from synergy_core.commands.measurements import read
 from synergy_core.commands.measurements._table import read_table
 from synergy_core.commands.measurements.training_times import Case
 from synergy_core.commands.plan import asked
-from synergy_core.goodput.calibration import accuracy
-from synergy_core.planner.machine import constants_for
+from synergy_core.performance.goodput.calibration import accuracy
+from synergy_core.performance.planner.machine import constants_for
 from synergy_core.units import Floats, Ints
 
 Score = dict[str, Any]
-CATALOG = tuple(f"synergy_core/catalog/{name}" for name in ("architectures", "gpus", "links", "nodes", "software"))
-CONSTANTS = "synergy_core/catalog/constants"
+FOLDER = "synergy_core/performance/catalog"
+CATALOG = tuple(f"{FOLDER}/{name}" for name in ("architectures", "gpus", "links", "nodes", "software"))
+CONSTANTS = f"{FOLDER}/constants"
 RUBICK = "rubick/iteration_times"
 ARENA = "arena/best_plan_iteration_time"
 

@@ -11,10 +11,10 @@ import numpy as np
 from runner.experiment import Experiment, Measurement, Results, measurement
 from runner.tables import number, table
 
-from synergy_core.cluster import Cluster, NodeType
-from synergy_core.goodput.calibration import spearman
-from synergy_core.jobs.state import Allocations, ClusterState, OracleClusterState
-from synergy_core.policies import Policy, get_policy
+from synergy_core.performance.goodput.calibration import spearman
+from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
+from synergy_core.scheduling.jobs.state import Allocations, ClusterState, OracleClusterState
+from synergy_core.scheduling.policies import Policy, get_policy
 from synergy_core.units import DAY_S, HOUR_S, on_grid
 from synergy_runs.generators import generate
 from synergy_runs.inputs.workload import Workload, from_rows

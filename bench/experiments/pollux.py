@@ -13,7 +13,7 @@ from runner.tables import below, met, number, table
 
 WORKLOADS = ("workload-1", "workload-2", "workload-3", "workload-4")
 READS = tuple(
-    f"synergy_core/catalog/models/{name}.yaml"
+    f"synergy_core/performance/catalog/models/{name}.yaml"
     for name in ("bert", "cifar10", "deepspeech2", "imagenet", "ncf", "yolov3")
 )
 """The models of these jobs and of Sia's."""

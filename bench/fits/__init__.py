@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from synergy_core.goodput.calibration import accuracy
+from synergy_core.performance.goodput.calibration import accuracy
 from synergy_core.units import Floats
 
 MEASURED, LARGEST, GPU_TYPE = "in sample", "largest out", "GPU type out"
@@ -54,4 +54,4 @@ def sums(paths: Mapping[str, Path]) -> dict[str, str]:
 def constants_file(name: str, comment: str, content: dict[str, Any]) -> dict[str, str]:
     """A file in catalog/constants, by its path."""
     text = yaml.safe_dump(content, sort_keys=False, width=120)
-    return {f"synergy_core/catalog/constants/{name}.yaml": f"# Fitted by bench/fits.py {comment}\n{text}"}
+    return {f"synergy_core/performance/catalog/constants/{name}.yaml": f"# Fitted by bench/fits.py {comment}\n{text}"}

@@ -17,10 +17,10 @@ from runner.experiment import ROOT, data_file
 from fits import Made
 from synergy_core.commands.calibrate import as_yaml, measured_gpu_type
 from synergy_core.commands.measurements import read
-from synergy_core.goodput.throughput import SATURATING, joined
+from synergy_core.performance.goodput.throughput import SATURATING, joined
 
 SUMMARY = "catalog/models: Pollux's applications: times of steps, noise of gradients (needs: data)"
-FOLDER = "synergy_core/catalog/models"
+FOLDER = "synergy_core/performance/catalog/models"
 COMMENT = "total_work, noise and gpu_types: fitted by bench/fits.py applications. The rest is written by hand."
 KNOTS = 12
 

@@ -19,12 +19,12 @@ from runner.tables import error_table
 from scipy.optimize import least_squares
 
 from fits import GPU_TYPE, LARGEST, MEASURED, Made, bands, constants_file, scored, told
-from synergy_core.catalog import gpu_sheets
 from synergy_core.commands._scoring import SPREAD, UPPER_BOUNDS, soft_l1
 from synergy_core.commands.measurements import read
 from synergy_core.commands.measurements.best_plans import Candidates, candidates
-from synergy_core.planner.bands import family_name
-from synergy_core.planner.machine import Constants, software_named, transferred
+from synergy_core.performance.catalog import gpu_sheets
+from synergy_core.performance.planner.bands import family_name
+from synergy_core.performance.planner.machine import Constants, software_named, transferred
 from synergy_core.units import Bools, Floats
 
 SUMMARY = "catalog/constants: Alpa's, from Arena's table of best plans (needs: data)"

@@ -1,8 +1,8 @@
 """Bands of the planner's predictions: quantiles of the errors of held-out rows, and how many rows they hold.
 
-`planner` and `arena` collect the rows and write the entries; synergy_core/planner/bands.py reads them. Columns of the
-rows: how (what the fit did not see), fit, file, software, gpu, family, precision, model, parameters, gpus, and error,
-log(measured ÷ predicted). Of memory: file, software, family, model, error.
+`planner` and `arena` collect the rows and write the entries; synergy_core/performance/planner/bands.py reads them.
+Columns of the rows: how (what the fit did not see), fit, file, software, gpu, family, precision, model, parameters,
+gpus, and error, log(measured ÷ predicted). Of memory: file, software, family, model, error.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import pandas as pd
 from scipy import stats
 
 from fits import GPU_TYPE, MEASURED, rounded, sums
-from synergy_core.planner.bands import ANY, COVERAGE, MIN_MODELS, OTHER_SOFTWARE, log_interval
-from synergy_core.planner.machine import Constants
+from synergy_core.performance.planner.bands import ANY, COVERAGE, MIN_MODELS, OTHER_SOFTWARE, log_interval
+from synergy_core.performance.planner.machine import Constants
 
 MODEL, FILE, NODE, SOFTWARE = "family out", "file out", "one node only", "software out"
 """What a fit did not see: the row's model; its file; rows on several nodes; its software on its GPU type. `GPU_TYPE`:

@@ -23,7 +23,7 @@ from scipy.optimize import least_squares
 from fits import MEASURED, Made, rounded, scored, sums, told
 from synergy_core.commands._scoring import COLLECTIVES, soft_l1
 from synergy_core.commands.calibrate import as_yaml, rounded_errors
-from synergy_core.planner.machine import Link, Links, rings
+from synergy_core.performance.planner.machine import Link, Links, rings
 
 SUMMARY = "catalog/links: latencies and efficiencies of collectives (needs: data)"
 NCCL, ARENA = "parallel/nccl_bandwidth.csv", "arena/collectives.csv"
@@ -247,6 +247,7 @@ def fit() -> Made:
         for host, seconds in rank_s.items()
     }
     contents["jax"] = {"hosts": hosts, "inputs_sha256": sums({ARENA: data_file(ARENA)})}
-    comment = "Fitted by bench/fits.py links; what the constants mean: synergy_core/planner/machine.py."
-    files = {f"synergy_core/catalog/links/{name}.yaml": as_yaml(each, comment) for name, each in contents.items()}
+    comment = "Fitted by bench/fits.py links; what the constants mean: synergy_core/performance/planner/machine.py."
+    folder = "synergy_core/performance/catalog/links"
+    files = {f"{folder}/{name}.yaml": as_yaml(each, comment) for name, each in contents.items()}
     return Made(files, error_table(scores(predicted), rows="how", GPU="gpu", link="link"))

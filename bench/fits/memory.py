@@ -17,7 +17,7 @@ from synergy_core.commands._scoring import predicted, reported
 from synergy_core.commands.measurements import read
 from synergy_core.commands.measurements._table import read_table
 from synergy_core.commands.measurements.plan_reports import PlanReport, PlanReports
-from synergy_core.planner.bands import family_name
+from synergy_core.performance.planner.bands import family_name
 
 MEASURED = ("megatron_ci_memory", "nanotron_llama1b_h100", "torchtitan_h100_h200")
 UNSTATED = (

@@ -20,13 +20,20 @@ from runner.tables import error_table
 
 from fits import GPU_TYPE, LARGEST, MEASURED, Made, arena, bands, constants_file, memory, scored, told
 from fits.bands import FILE, MODEL, NODE, SOFTWARE
-from synergy_core.catalog import gpu_sheets
 from synergy_core.commands._scoring import Fitted
 from synergy_core.commands._scoring import fit as fit_constants
 from synergy_core.commands.measurements import read
 from synergy_core.commands.measurements.training_times import Case
-from synergy_core.planner.bands import family_name
-from synergy_core.planner.machine import CORE, PHYSICAL, Constants, constants_for, constants_like, work_per_clock
+from synergy_core.performance.catalog import gpu_sheets
+from synergy_core.performance.planner.bands import family_name
+from synergy_core.performance.planner.machine import (
+    CORE,
+    PHYSICAL,
+    Constants,
+    constants_for,
+    constants_like,
+    work_per_clock,
+)
 
 SUMMARY = "catalog/constants: the planner's constants and bands, from measured steps (needs: data; minutes: 4)"
 OTHER = "other models"

@@ -17,8 +17,14 @@ from runner.tables import percent, table
 
 from fits import Made
 from synergy_core.commands.calibrate import as_yaml
-from synergy_core.goodput.calibration import Accuracy, accuracy
-from synergy_core.goodput.pipeline import FittedPipeline, InputPipeline, ObservedInputs, Pipeline, fit_pipeline
+from synergy_core.performance.goodput.calibration import Accuracy, accuracy
+from synergy_core.performance.goodput.pipeline import (
+    FittedPipeline,
+    InputPipeline,
+    ObservedInputs,
+    Pipeline,
+    fit_pipeline,
+)
 from synergy_core.units import GB
 
 SUMMARY = "catalog/models: input pipelines of ten applications, as profiled for OSDI 2022 (needs: data)"
@@ -108,7 +114,7 @@ def refitted(name: str, content: dict[str, Any], rows: ObservedInputs) -> None:
 def fit() -> Made:
     files, lines = {}, []
     for name, rows in published().items():
-        path = f"synergy_core/catalog/models/{name}.yaml"
+        path = f"synergy_core/performance/catalog/models/{name}.yaml"
         content = yaml.safe_load((ROOT / path).read_text(encoding="utf-8"))
         refitted(name, content, rows)
         files[path] = as_yaml(content, COMMENT)

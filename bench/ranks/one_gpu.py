@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.distributed import FileStore
 
-from synergy_core.planner.plan import Plan
+from synergy_core.performance.planner.plan import Plan
 from synergy_exec.agent.cores import own_cores
 from synergy_exec.agent.gpus import UNTYPED, Gpu
 from synergy_exec.backends.local import Local

@@ -18,11 +18,11 @@ import torch
 from torch import distributed
 
 from ranks.launch import RANKS
-from synergy_core.jobs.exchange import Compression
-from synergy_core.jobs.fitted import SynergyTask
-from synergy_core.jobs.reports import ExchangeReport, Observations, refresh_models
-from synergy_core.jobs.spec import JobSpec, Shape, StepReport
-from synergy_core.planner.plan import Plan
+from synergy_core.performance.planner.plan import Plan
+from synergy_core.scheduling.jobs.exchange import Compression
+from synergy_core.scheduling.jobs.fitted import SynergyTask
+from synergy_core.scheduling.jobs.reports import ExchangeReport, Observations, refresh_models
+from synergy_core.scheduling.jobs.spec import JobSpec, Shape, StepReport
 from synergy_exec.controller.jobs import ModelExchanges
 from synergy_exec.examples.gpt import Gpt
 from synergy_exec.examples.mlp import Mlp

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from ranks.launch import RANKS
-from synergy_core.goodput.compression import compressor_named
-from synergy_core.goodput.compression._compressor import Compressor, LayerSizes
-from synergy_core.planner.plan import Plan
+from synergy_core.performance.goodput.compression import compressor_named
+from synergy_core.performance.goodput.compression._compressor import Compressor, LayerSizes
+from synergy_core.performance.planner.plan import Plan
 from synergy_core.units import Floats
 from synergy_exec.examples.cnn import Cnn
 from synergy_exec.examples.gpt import Gpt

@@ -47,8 +47,8 @@ def of_experiment(experiment: Experiment) -> str:
 def of_policy(name: str) -> str:
     """Digest of a policy's parameters, constants and recorded decisions. name: as typed; what is set there is in the
     settings already."""
-    from synergy_core.policies import PLANS as READS_PLANS
-    from synergy_core.policies import get_policy
+    from synergy_core.scheduling.policies import PLANS as READS_PLANS
+    from synergy_core.scheduling.policies import get_policy
 
     name = name.partition("(")[0]
     policy = get_policy(name)

@@ -13,7 +13,6 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from synergy_core.catalog import CATALOG, gpu_type_named, load_model, model_names, nearest_type, read_yaml, transferred
 from synergy_core.commands.fits import fit_of
 from synergy_core.commands.measurements._rows import family_of
 from synergy_core.commands.measurements.best_plans import BestPlans, Candidates, candidates, search_loss
@@ -23,11 +22,20 @@ from synergy_core.commands.measurements.step_times import StepTimes
 from synergy_core.commands.measurements.training_times import Case, TrainingStep, TrainingTimes
 from synergy_core.commands.plan import asked
 from synergy_core.errors import InputError, unknown
-from synergy_core.goodput.calibration import MIN_ROWS, Accuracy, Calibrated, accuracy, calibrate
-from synergy_core.goodput.throughput import Form, ObservedSteps, joined
-from synergy_core.planner import communication
-from synergy_core.planner.bands import Verdict, family_name, time_band
-from synergy_core.planner.machine import (
+from synergy_core.performance.catalog import (
+    CATALOG,
+    gpu_type_named,
+    load_model,
+    model_names,
+    nearest_type,
+    read_yaml,
+    transferred,
+)
+from synergy_core.performance.goodput.calibration import MIN_ROWS, Accuracy, Calibrated, accuracy, calibrate
+from synergy_core.performance.goodput.throughput import Form, ObservedSteps, joined
+from synergy_core.performance.planner import communication
+from synergy_core.performance.planner.bands import Verdict, family_name, time_band
+from synergy_core.performance.planner.machine import (
     RDMA,
     Constants,
     Machine,
@@ -37,8 +45,8 @@ from synergy_core.planner.machine import (
     links_for,
     machine_named,
 )
-from synergy_core.planner.memory import memory
-from synergy_core.planner.plan import Recompute
+from synergy_core.performance.planner.memory import memory
+from synergy_core.performance.planner.plan import Recompute
 from synergy_core.units import Floats, columns_of, rows_at
 
 Choose = Callable[[Machine, Software], Constants]

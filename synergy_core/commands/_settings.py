@@ -13,10 +13,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from synergy_core.catalog import CATALOG, filled, names_in, read_yaml
 from synergy_core.errors import InputError, same_family, unknown
-from synergy_core.planner.families import architecture_named, architecture_names, card_from_yaml, checked, family_named
-from synergy_core.planner.work import Architecture, Family
+from synergy_core.performance.catalog import CATALOG, filled, names_in, read_yaml
+from synergy_core.performance.planner.families import (
+    architecture_named,
+    architecture_names,
+    card_from_yaml,
+    checked,
+    family_named,
+)
+from synergy_core.performance.planner.work import Architecture, Family
 
 MAX_COUNT = 10_000_000
 """The largest whole number that an argument accepts."""
@@ -191,8 +197,8 @@ def model_from_config(path: Path, seq_len: int | None = None, image_tokens: int 
     kind = kind if kind in model_types() else kind.removesuffix("_text")
     if kind not in model_types():
         hint = (
-            "Describe it by hand instead: model=mine.yaml, in the form of synergy_core/catalog/architectures/, or "
-            f"synergy_core/catalog/huggingface/{kind}.yaml."
+            "Describe it by hand instead: model=mine.yaml, in the form of synergy_core/performance/catalog/"
+            f"architectures/, or synergy_core/performance/catalog/huggingface/{kind}.yaml."
         )
         # No name is suggested: a model_type is written by a program, and another one is another model.
         raise unknown(f"model_type in {path}:", kind, model_types(), hint=hint, alike=lambda *_: False)

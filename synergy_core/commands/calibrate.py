@@ -2,9 +2,9 @@
 
 FILE: a CSV of step times as for `validate`, with `sync_time`. Files of one application and GPU type are fitted
 together. The fit is robust: outliers have almost no influence. --out writes a file in the catalog's format; once it is
-in synergy_core/catalog/models/, policies and `validate` use it. FILE may also hold training times of parallel plans
-(commands/measurements/training_times.py): then the planner's constants named by --constants are refitted, the others
-keep their shipped values, and `plan constants=FILE` reads the file that --out wrote.
+in synergy_core/performance/catalog/models/, policies and `validate` use it. FILE may also hold training times of
+parallel plans (commands/measurements/training_times.py): then the planner's constants named by --constants are
+refitted, the others keep their shipped values, and `plan constants=FILE` reads the file that --out wrote.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import Any
 
 import numpy as np
 
-from synergy_core.catalog import facts
 from synergy_core.commands._settings import table, write_whole
 from synergy_core.commands.measurements import read
 from synergy_core.commands.measurements.step_times import StepTimes
 from synergy_core.commands.measurements.training_times import TrainingTimes
 from synergy_core.commands.validate import CONSTANTS_HELP, add_naming
 from synergy_core.errors import InputError
-from synergy_core.goodput.calibration import Calibrated, accuracy, calibrate
-from synergy_core.goodput.fit import Fits, fit
-from synergy_core.goodput.throughput import PARAMETERS, Form, ObservedSteps, step_time
-from synergy_core.planner.bands import log_interval
-from synergy_core.planner.machine import constants_like
+from synergy_core.performance.catalog import facts
+from synergy_core.performance.goodput.calibration import Calibrated, accuracy, calibrate
+from synergy_core.performance.goodput.fit import Fits, fit
+from synergy_core.performance.goodput.throughput import PARAMETERS, Form, ObservedSteps, step_time
+from synergy_core.performance.planner.bands import log_interval
+from synergy_core.performance.planner.machine import constants_like
 from synergy_core.units import Floats
 
 SUMMARY = "fit the constants of an application on a GPU type to measurements"

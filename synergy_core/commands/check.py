@@ -1,8 +1,8 @@
 """Checks that policies keep the rules of all policies, on small random cases that are the same in every run.
 
-NAME: a policy in synergy_core/policies/, in an installed package with the entry point synergy.policies, or in --module.
-The check first calls the policy on single snapshots, then runs it on jobs that arrive and end. An error names the
-broken rule and the smallest case that breaks it.
+NAME: a policy in synergy_core/scheduling/policies/, in an installed package with the entry point synergy.policies, or
+in --module. The check first calls the policy on single snapshots, then runs it on jobs that arrive and end. An error
+names the broken rule and the smallest case that breaks it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(chosen: argparse.Namespace) -> int:
     """Prints a line per policy that keeps the rules. Raises BrokenRuleError at the first policy that breaks one."""
     from synergy_core.errors import InputError
-    from synergy_core.policies import get_policy, load
-    from synergy_core.scheduling.conformance import conforms
-    from synergy_core.scheduling.starvation import bound_in_words
+    from synergy_core.scheduling.decisions.conformance import conforms
+    from synergy_core.scheduling.decisions.starvation import bound_in_words
+    from synergy_core.scheduling.policies import get_policy, load
 
     if chosen.module is not None:
         if importlib.util.find_spec(chosen.module.partition(".")[0]) is None:

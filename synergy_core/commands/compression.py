@@ -40,16 +40,23 @@ from synergy_core.commands._settings import (
     write_whole,
 )
 from synergy_core.errors import InputError
-from synergy_core.goodput.compression import compressor_named
-from synergy_core.goodput.compression._compressor import Compressor
-from synergy_core.jobs.exchange import MARGIN
-from synergy_core.planner.compressed import CompressedPlans, CompressedSearch, every_offer, gradients_of
-from synergy_core.planner.explain import COLOURS, WIDTH, svg
-from synergy_core.planner.machine import Machine, Software, constants_for, machine_named, running_on, software_named
-from synergy_core.planner.plan import NO_COMPRESSOR, Plan
-from synergy_core.planner.search import Model
-from synergy_core.planner.tables import IMAGE_TOKENS
-from synergy_core.planner.work import Architecture, Family
+from synergy_core.performance.goodput.compression import compressor_named
+from synergy_core.performance.goodput.compression._compressor import Compressor
+from synergy_core.performance.planner.compressed import CompressedPlans, CompressedSearch, every_offer, gradients_of
+from synergy_core.performance.planner.explain import COLOURS, WIDTH, svg
+from synergy_core.performance.planner.machine import (
+    Machine,
+    Software,
+    constants_for,
+    machine_named,
+    running_on,
+    software_named,
+)
+from synergy_core.performance.planner.plan import NO_COMPRESSOR, Plan
+from synergy_core.performance.planner.search import Model
+from synergy_core.performance.planner.tables import IMAGE_TOKENS
+from synergy_core.performance.planner.work import Architecture, Family
+from synergy_core.scheduling.jobs.exchange import MARGIN
 
 SUMMARY = "show whether compressing gradients pays, by network, with the best batch and plan"
 GBPS_BYTES = 1e9 / 8.0

@@ -23,13 +23,13 @@ import numpy as np
 from synergy_core.commands._settings import table
 from synergy_core.commands.plan import GIB, Asked, asked, host_memory, in_our_names, spread, surely_fitting
 from synergy_core.errors import InputError
-from synergy_core.planner.bands import Verdict, verdict
-from synergy_core.planner.enumerate import leanest
-from synergy_core.planner.explain import seconds
-from synergy_core.planner.machine import GRADIENT_BYTES
-from synergy_core.planner.memory import Memory, memory, visible_bytes
-from synergy_core.planner.plan import Plan, Plans, Recompute, plans_of
-from synergy_core.planner.step_time import step_time
+from synergy_core.performance.planner.bands import Verdict, verdict
+from synergy_core.performance.planner.enumerate import leanest
+from synergy_core.performance.planner.explain import seconds
+from synergy_core.performance.planner.machine import GRADIENT_BYTES
+from synergy_core.performance.planner.memory import Memory, memory, visible_bytes
+from synergy_core.performance.planner.plan import Plan, Plans, Recompute, plans_of
+from synergy_core.performance.planner.step_time import step_time
 
 SUMMARY = "say whether a model fits on given GPUs, what takes the memory, and what would make it fit"
 MAX_CHANGES = 3

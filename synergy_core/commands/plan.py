@@ -5,33 +5,32 @@
     python -m synergy_core plan model=llama-3-8b gpu=h100 gpus=64 tokens=15T price=2.50 --emit megatron args.txt
 
 model: a catalog name, a YAML file in the catalog's format, or a Hugging Face config.json (nothing is downloaded). gpu:
-GPU or node types of the catalog, or your own data sheet, a YAML file in the format of synergy_core/catalog/gpus/ (then
-give gpus_per_node and network too, and link if it is nvlink). gpus: counts, or ranges `8..1024`. batch: sequences or
-images per step; the default is GPT-3's rule of thumb, 2^19 tokens × (parameters ÷ 10^8)^¼, rounded up to a power of
-two, or 1,024 images. seq_len: tokens per sequence, by default the model's. tokens: length of a whole training, such as
-15T, to print its days, tokens/s and GPU-hours. price: price of a GPU-hour, one for all or one per gpu, to print its
-cost. software: a training stack of the catalog. constants: a file written by `calibrate --out`, used instead of the
-shipped constants. top: plans shown per count of GPUs. gpus_per_node, network (bytes/s per GPU), link (nvswitch, nvlink,
-pcie): describe a node that differs from the usual one. gradients: precision in which gradients are summed and sent,
-bf16 or fp32, if the software supports more than one. optimizer: adamw, adamw_bf16, adamw8bit, paged_adamw8bit,
-adafactor, lion, lion8bit, muon, sgd, sgd_momentum. lora: rank of adapters on all matrices of frozen weights; quantize:
-bits of these weights, 4 (QLoRA), 8 or 16. loss: compiled or chunked. offload: what the host keeps, some of optimizer
-(its states), parameters (ZeRO 3) and activations, separated by commas; nvme: drives keep the first two in its place.
-offload_layers: how many layers offload their activations; by default all. recompute_layers: how many layers recompute;
-others keep everything. trainable_layers: how many are trained, the last ones; all else is frozen. image_tokens: patches
-of a sample that the frozen vision tower of a config.json reads; by default it is left out. mean_len: mean tokens of the
-documents that are packed into a sequence, with attention within each only. cp_comm_type: how context-parallel ranks
-communicate, p2p (a ring) or a2a (all-to-alls, Ulysses). shards: replicas that share states out among them under ZeRO,
-such as those of a node (PyTorch's HSDP); by default all. The columns 90% show the interval that contained
-9 in 10 held-out measurements; unmeasured settings are named as extrapolated.
-The columns MFU and whole count causal attention at half and whole. Names of other tools (tp, dp, mbs, gbs, …) are read.
-Degrees can be fixed: tensor, pipeline, context, data, expert, interleave, micro_batch, zero, recompute (none,
-selective, full, operators, modules), sequence (0, 1). plan=FILE takes them, the batch and other settings from a file
-written by --emit, from a launch script, or from a configuration of DeepSpeed, Accelerate, the Hugging Face Trainer,
-LLaMA-Factory, Axolotl or torchtitan, and names the options of such a file that predictions ignore. Context parallelism
-with fewer than 4,096 tokens of a sequence per GPU was never measured and is only tried if context= is given. With many
-counts, a count is left out if fewer GPUs are as fast.
-"""
+GPU or node types of the catalog, or your own data sheet, a YAML file in the format of
+synergy_core/performance/catalog/gpus/ (then give gpus_per_node and network too, and link if it is nvlink). gpus:
+counts, or ranges `8..1024`. batch: sequences or images per step; the default is GPT-3's rule of thumb, 2^19 tokens ×
+(parameters ÷ 10^8)^¼, rounded up to a power of two, or 1,024 images. seq_len: tokens per sequence, by default the
+model's. tokens: length of a whole training, such as 15T, to print its days, tokens/s and GPU-hours. price: price of a
+GPU-hour, one for all or one per gpu, to print its cost. software: a training stack of the catalog. constants: a file
+written by `calibrate --out`, used instead of the shipped constants. top: plans shown per count of GPUs. gpus_per_node,
+network (bytes/s per GPU), link (nvswitch, nvlink, pcie): describe a node that differs from the usual one. gradients:
+precision in which gradients are summed and sent, bf16 or fp32, if the software supports more than one. optimizer:
+adamw, adamw_bf16, adamw8bit, paged_adamw8bit, adafactor, lion, lion8bit, muon, sgd, sgd_momentum. lora: rank of
+adapters on all matrices of frozen weights; quantize: bits of these weights, 4 (QLoRA), 8 or 16. loss: compiled or
+chunked. offload: what the host keeps, some of optimizer (its states), parameters (ZeRO 3) and activations, separated by
+commas; nvme: drives keep the first two in its place. offload_layers: how many layers offload their activations; by
+default all. recompute_layers: how many layers recompute; others keep everything. trainable_layers: how many are
+trained, the last ones; all else is frozen. image_tokens: patches of a sample that the frozen vision tower of a
+config.json reads; by default it is left out. mean_len: mean tokens of the documents that are packed into a sequence,
+with attention within each only. cp_comm_type: how context-parallel ranks communicate, p2p (a ring) or a2a (all-to-alls,
+Ulysses). shards: replicas that share states out among them under ZeRO, such as those of a node (PyTorch's HSDP); by
+default all. The columns 90% show the interval that contained 9 in 10 held-out measurements; unmeasured settings are
+named as extrapolated. The columns MFU and whole count causal attention at half and whole. Names of other tools (tp, dp,
+mbs, gbs, …) are read. Degrees can be fixed: tensor, pipeline, context, data, expert, interleave, micro_batch, zero,
+recompute (none, selective, full, operators, modules), sequence (0, 1). plan=FILE takes them, the batch and other
+settings from a file written by --emit, from a launch script, or from a configuration of DeepSpeed, Accelerate, the
+Hugging Face Trainer, LLaMA-Factory, Axolotl or torchtitan, and names the options of such a file that predictions
+ignore. Context parallelism with fewer than 4,096 tokens of a sequence per GPU was never measured and is only tried if
+context= is given. With many counts, a count is left out if fewer GPUs are as fast."""
 
 from __future__ import annotations
 
@@ -46,7 +45,6 @@ from typing import Any
 
 import numpy as np
 
-from synergy_core.catalog import add_gpu_sheet
 from synergy_core.commands._settings import (
     RequestedModel,
     amount,
@@ -59,8 +57,9 @@ from synergy_core.commands._settings import (
 )
 from synergy_core.commands._settings import table as aligned
 from synergy_core.errors import InputError, unknown
-from synergy_core.planner.bands import Band, Verdict, memory_band, time_band, verdict
-from synergy_core.planner.emitters import (
+from synergy_core.performance.catalog import add_gpu_sheet
+from synergy_core.performance.planner.bands import Band, Verdict, memory_band, time_band, verdict
+from synergy_core.performance.planner.emitters import (
     PlannedLaunch,
     emitted,
     emitter_for,
@@ -68,9 +67,9 @@ from synergy_core.planner.emitters import (
     emitter_names,
     form_names,
 )
-from synergy_core.planner.enumerate import FIXABLE
-from synergy_core.planner.explain import PARTS, model_flops, picture, seconds, why
-from synergy_core.planner.machine import (
+from synergy_core.performance.planner.enumerate import FIXABLE
+from synergy_core.performance.planner.explain import PARTS, model_flops, picture, seconds, why
+from synergy_core.performance.planner.machine import (
     DEFAULT_SOFTWARE,
     GRADIENT_BYTES,
     Constants,
@@ -85,11 +84,11 @@ from synergy_core.planner.machine import (
     software_named,
     with_gradients,
 )
-from synergy_core.planner.memory import Memory, memory, usable_bytes, visible_bytes
-from synergy_core.planner.options import Stated, rules
-from synergy_core.planner.plan import Recompute
-from synergy_core.planner.search import PlanTable, search
-from synergy_core.planner.tuning import in_words, tuned
+from synergy_core.performance.planner.memory import Memory, memory, usable_bytes, visible_bytes
+from synergy_core.performance.planner.options import Stated, rules
+from synergy_core.performance.planner.plan import Recompute
+from synergy_core.performance.planner.search import PlanTable, search
+from synergy_core.performance.planner.tuning import in_words, tuned
 from synergy_core.units import DAY_S, HOUR_S
 
 SUMMARY = "find the best parallel plans of a model on given GPUs, and why others are slower"

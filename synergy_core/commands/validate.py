@@ -26,7 +26,7 @@ from synergy_core.commands.measurements import read
 from synergy_core.commands.measurements.plan_reports import PlanReports
 from synergy_core.commands.measurements.step_times import StepTimes
 from synergy_core.commands.measurements.training_times import TrainingTimes
-from synergy_core.goodput.throughput import form_named
+from synergy_core.performance.goodput.throughput import form_named
 
 if TYPE_CHECKING:
     from synergy_core.commands._scoring import ScoredGroup

@@ -1,7 +1,1 @@
-"""Schedulers, which run policies.
-
-For ordering policies there are two implementations with the same decisions: `lanes` for one GPU type without borrowing,
-and the slower `trial` for all other clusters.
-"""
-
-from __future__ import annotations
+"""Which jobs run where: jobs and the cluster as policies see them, policies, placement, allocator, decisions."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from synergy_core.commands import Parser
+from synergy_core.cli import Parser
 from synergy_core.commands._settings import table
 from synergy_core.errors import InputError
 from synergy_exec.controller.journal import retry_in

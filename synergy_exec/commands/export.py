@@ -8,7 +8,7 @@ from pathlib import Path
 from safetensors.torch import save_file
 from torch import Tensor
 
-from synergy_core.commands import Parser
+from synergy_core.cli import Parser
 from synergy_core.errors import InputError
 from synergy_exec import job_folder
 from synergy_exec.folders import find_job

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from synergy_core.commands import Parser
+from synergy_core.cli import Parser
 from synergy_exec.controller.journal import ENDED, open_journal
 from synergy_exec.folders import find_job
 from synergy_exec.job_folder import LOG, OLD_LOG

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from synergy_core.commands import Parser
+from synergy_core.cli import Parser
 from synergy_core.errors import InputError
-from synergy_core.jobs.testbed_profiles import ProfiledInput, ProfiledModel
+from synergy_core.scheduling.jobs.testbed_profiles import ProfiledInput, ProfiledModel
 from synergy_core.units import MB
 from synergy_exec.backends import get_backend
 from synergy_exec.job_file import JobFile, job_of, read_job_file

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from synergy_core.commands import Parser
+from synergy_core.cli import Parser
 from synergy_core.errors import InputError
 from synergy_exec.folders import WORK, meta_of, under_way
 from synergy_exec.run import run

@@ -13,7 +13,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from synergy_core.commands import Parser
+from synergy_core.cli import Parser
 from synergy_core.errors import InputError
 
 _OPTION = re.compile(r"--[a-z][a-z-]*(=\S+)?")

@@ -23,10 +23,10 @@ from typing import Literal, NamedTuple, get_args
 
 import torch
 
-from synergy_core.commands import Parser
+from synergy_core.cli import Parser
 from synergy_core.commands._settings import table
 from synergy_core.errors import InputError
-from synergy_core.planner.plan import Plan
+from synergy_core.performance.planner.plan import Plan
 from synergy_exec import job_folder
 from synergy_exec.commands import export
 from synergy_exec.controller.journal import RunRow, Timing, open_journal

@@ -18,8 +18,8 @@ import prometheus_client as prometheus
 from aiohttp import web
 
 from synergy_core.errors import InputError
-from synergy_core.planner.plan import Plan
-from synergy_core.scheduling.reasons import Waiting
+from synergy_core.performance.planner.plan import Plan
+from synergy_core.scheduling.decisions.reasons import Waiting
 from synergy_exec.controller.execution import Execution, shares
 from synergy_exec.controller.jobs import ExecutedJob
 from synergy_exec.controller.journal import open_journal

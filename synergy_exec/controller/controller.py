@@ -19,12 +19,12 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from synergy_core.cluster import Cluster, NodeType
 from synergy_core.errors import InputError
-from synergy_core.jobs.record import gpus_in
-from synergy_core.jobs.testbed_profiles import Profile
-from synergy_core.policies import Policy, SharingPolicy
-from synergy_core.scheduling.reasons import Stopped
+from synergy_core.scheduling.decisions.reasons import Stopped
+from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
+from synergy_core.scheduling.jobs.record import gpus_in
+from synergy_core.scheduling.jobs.testbed_profiles import Profile
+from synergy_core.scheduling.policies import Policy, SharingPolicy
 from synergy_core.units import MB, on_grid
 from synergy_exec import job_folder
 from synergy_exec.backends import Backend, Meeting

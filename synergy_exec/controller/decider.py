@@ -9,16 +9,16 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from synergy_core.cluster import Cluster, Share
-from synergy_core.jobs.fitted import MAX_SYNC_FRACTION, as_requested
-from synergy_core.jobs.record import NEVER, NONE, Placed, gpus_in
-from synergy_core.jobs.reports import ExchangeReport
-from synergy_core.jobs.spec import InputShare, Shape, StepReport
-from synergy_core.planner.plan import Plan
-from synergy_core.policies import Policy
-from synergy_core.scheduling.protocol import Scheduler
-from synergy_core.scheduling.reasons import Reason, Snapshot, Stopped, Waiting, why_stopped
-from synergy_core.scheduling.scheduler import scheduler_for
+from synergy_core.performance.planner.plan import Plan
+from synergy_core.scheduling.decisions.protocol import Scheduler
+from synergy_core.scheduling.decisions.reasons import Reason, Snapshot, Stopped, Waiting, why_stopped
+from synergy_core.scheduling.decisions.scheduler import scheduler_for
+from synergy_core.scheduling.jobs.cluster import Cluster, Share
+from synergy_core.scheduling.jobs.fitted import MAX_SYNC_FRACTION, as_requested
+from synergy_core.scheduling.jobs.record import NEVER, NONE, Placed, gpus_in
+from synergy_core.scheduling.jobs.reports import ExchangeReport
+from synergy_core.scheduling.jobs.spec import InputShare, Shape, StepReport
+from synergy_core.scheduling.policies import Policy
 from synergy_exec.controller.jobs import ExecutedJob, Seen
 from synergy_exec.controller.journal import Observation
 from synergy_exec.controller.learning import Learning

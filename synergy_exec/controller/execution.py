@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError, unknown
-from synergy_core.jobs.record import gpus_in
-from synergy_core.jobs.spec import Shape
-from synergy_core.jobs.testbed_profiles import Profile
-from synergy_core.planner.plan import Plan
-from synergy_core.policies import Policy, get_policy, policy_names
-from synergy_core.scheduling.reasons import Reason, Stopped, Waiting
+from synergy_core.performance.planner.plan import Plan
+from synergy_core.scheduling.decisions.reasons import Reason, Stopped, Waiting
+from synergy_core.scheduling.jobs.cluster import Cluster
+from synergy_core.scheduling.jobs.record import gpus_in
+from synergy_core.scheduling.jobs.spec import Shape
+from synergy_core.scheduling.jobs.testbed_profiles import Profile
+from synergy_core.scheduling.policies import Policy, get_policy, policy_names
 from synergy_exec import job_folder
 from synergy_exec.controller.decider import Decider, Orders, remedy
 from synergy_exec.controller.jobs import ExecutedJob, ModelExchanges, Seen

@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from synergy_core.catalog import gpu_sheet
-from synergy_core.goodput.compression._compressor import CodecSpeed, LayerSizes
-from synergy_core.goodput.efficiency import gain
-from synergy_core.jobs.exchange import Compression, GradientExchange, before_layers, exchange_of
-from synergy_core.jobs.record import Job
-from synergy_core.jobs.spec import JobSpec
-from synergy_core.jobs.testbed_profiles import Profile
-from synergy_core.planner.plan import NO_COMPRESSOR, Plan
-from synergy_core.scheduling.reasons import Stopped
+from synergy_core.performance.catalog import gpu_sheet
+from synergy_core.performance.goodput.compression._compressor import CodecSpeed, LayerSizes
+from synergy_core.performance.goodput.efficiency import gain
+from synergy_core.performance.planner.plan import NO_COMPRESSOR, Plan
+from synergy_core.scheduling.decisions.reasons import Stopped
+from synergy_core.scheduling.jobs.exchange import Compression, GradientExchange, before_layers, exchange_of
+from synergy_core.scheduling.jobs.record import Job
+from synergy_core.scheduling.jobs.spec import JobSpec
+from synergy_core.scheduling.jobs.testbed_profiles import Profile
 from synergy_exec.controller.journal import ENDED, JobRow, State
 from synergy_exec.job_file import JobFile
 from synergy_exec.job_folder import Filed

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from synergy_core.errors import InputError
-from synergy_core.jobs.record import Placed
+from synergy_core.scheduling.jobs.record import Placed
 from synergy_exec import job_folder
 from synergy_runs.files import atomic_file
 from synergy_runs.outputs.facts import DecisionLog, EventLog, Kind

@@ -12,11 +12,12 @@ import zlib
 from collections.abc import Iterable
 from math import inf
 
-from synergy_core.cluster import Cluster
-from synergy_core.jobs.fitted import MAX_SYNC_FRACTION
-from synergy_core.jobs.planned import ProfiledTask
-from synergy_core.jobs.spec import Shape
-from synergy_core.jobs.testbed_profiles import (
+from synergy_core.performance.planner.plan import Plan
+from synergy_core.scheduling.jobs.cluster import Cluster
+from synergy_core.scheduling.jobs.fitted import MAX_SYNC_FRACTION
+from synergy_core.scheduling.jobs.planned import ProfiledTask
+from synergy_core.scheduling.jobs.spec import Shape
+from synergy_core.scheduling.jobs.testbed_profiles import (
     NoiseFrom,
     Profile,
     ProfiledCosts,
@@ -28,7 +29,6 @@ from synergy_core.jobs.testbed_profiles import (
     with_seen,
     without,
 )
-from synergy_core.planner.plan import Plan
 from synergy_core.units import GB
 from synergy_exec.controller.jobs import ExecutedJob
 from synergy_exec.job_file import JobFile

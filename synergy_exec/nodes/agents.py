@@ -18,8 +18,8 @@ from typing import Any, Protocol
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from synergy_core.cluster import Cluster, NodeType
 from synergy_core.errors import InputError
+from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
 from synergy_core.units import HOUR_S
 from synergy_exec.backends import Backend, Meeting
 from synergy_exec.messages import Hello, Message, Shutdown

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from synergy_core.cluster import Share
-from synergy_core.jobs.record import Placed, gpus_in
-from synergy_core.planner.plan import Plan
+from synergy_core.performance.planner.plan import Plan
+from synergy_core.scheduling.jobs.cluster import Share
+from synergy_core.scheduling.jobs.record import Placed, gpus_in
 from synergy_exec.messages import (
     KILLED,
     LOST_PEERS,

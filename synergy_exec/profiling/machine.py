@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from synergy_core.cluster import Cluster
-from synergy_core.jobs.record import Placed
-from synergy_core.jobs.testbed_profiles import NoiseFrom, Profile, ProfiledModel
+from synergy_core.scheduling.jobs.cluster import Cluster
+from synergy_core.scheduling.jobs.record import Placed
+from synergy_core.scheduling.jobs.testbed_profiles import NoiseFrom, Profile, ProfiledModel
 from synergy_exec.plans import sizes_of
 from synergy_runs.inputs.from_settings import read_profile, write_profile
 

@@ -15,11 +15,12 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any, TypeVar
 
-from synergy_core.cluster import Share
 from synergy_core.errors import InputError
-from synergy_core.goodput.pipeline import searched_steps
-from synergy_core.jobs.record import Placed
-from synergy_core.jobs.testbed_profiles import (
+from synergy_core.performance.goodput.pipeline import searched_steps
+from synergy_core.performance.planner.plan import Plan
+from synergy_core.scheduling.jobs.cluster import Share
+from synergy_core.scheduling.jobs.record import Placed
+from synergy_core.scheduling.jobs.testbed_profiles import (
     NoiseFrom,
     Profile,
     ProfiledCosts,
@@ -29,7 +30,6 @@ from synergy_core.jobs.testbed_profiles import (
     StepAtCpus,
     degrees_of,
 )
-from synergy_core.planner.plan import Plan
 from synergy_core.units import GB
 from synergy_exec.backends import Backend
 from synergy_exec.job_file import JobFile

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from math import inf
 
-from synergy_core.jobs.testbed_profiles import Degrees, PlanTimes, SeenPlan, degrees_of
-from synergy_core.planner.plan import Plan
+from synergy_core.performance.planner.plan import Plan
+from synergy_core.scheduling.jobs.testbed_profiles import Degrees, PlanTimes, SeenPlan, degrees_of
 from synergy_exec.plans import Candidates
 from synergy_exec.profiling.machine import Part
 

@@ -10,10 +10,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from synergy_core.cluster import Cluster, Share
 from synergy_core.errors import InputError
-from synergy_core.jobs.record import Placed
-from synergy_core.planner.plan import Plan
+from synergy_core.performance.planner.plan import Plan
+from synergy_core.scheduling.jobs.cluster import Cluster, Share
+from synergy_core.scheduling.jobs.record import Placed
 from synergy_exec.backends import Backend, Meeting
 from synergy_exec.job_file import JobFile
 from synergy_exec.messages import Ended, Hello, Launch, Message, Report, Started

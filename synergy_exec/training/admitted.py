@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from synergy_core.errors import InputError
-from synergy_core.planner.plan import Plan
+from synergy_core.performance.planner.plan import Plan
 from synergy_exec.plans import Candidates, plans
 from synergy_exec.training import trees
 from synergy_exec.training.compression.exchange import sparse_layer

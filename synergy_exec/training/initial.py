@@ -20,7 +20,7 @@ from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from synergy_core.errors import InputError
-from synergy_core.planner.plan import Plan
+from synergy_core.performance.planner.plan import Plan
 from synergy_exec.training import trees
 from synergy_exec.training.checkpoint import block
 from synergy_exec.training.job import TrainingJob

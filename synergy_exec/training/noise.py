@@ -32,8 +32,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate
 
 from synergy_core.errors import InputError, unknown
-from synergy_core.goodput import efficiency
-from synergy_core.goodput.efficiency import UNDISTORTED, Distortion, gradient_moments
+from synergy_core.performance.goodput import efficiency
+from synergy_core.performance.goodput.efficiency import UNDISTORTED, Distortion, gradient_moments
 from synergy_exec.training import trees
 from synergy_exec.training.integrity import FEWEST_NOISE_STEPS, Progress
 from synergy_exec.training.job import LearningRateRule, TrainingJob
@@ -186,7 +186,7 @@ def observe(progress: Progress, squares: GradientSquares | None, initial_batch: 
 
 
 def statistics(progress: Progress) -> tuple[float, float] | None:
-    """(grad_sqr, grad_var) of a gradient over the initial batch, as synergy_core.goodput.efficiency takes them.
+    """(grad_sqr, grad_var) of a gradient over the initial batch, as `goodput.efficiency` takes them.
 
     Both ≥ 0 and not both 0: a negative average, which only noise can cause, counts as 0. None while unknown.
     """

@@ -16,7 +16,7 @@ from torch.distributed.pipelining.stage import _PipelineStageBase
 from torch.nn.parallel import DistributedDataParallel
 
 from synergy_core.errors import InputError
-from synergy_core.planner.plan import Plan
+from synergy_core.performance.planner.plan import Plan
 from synergy_exec.training.meta_model import sharing
 
 

@@ -23,8 +23,8 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from synergy_core.errors import InputError
-from synergy_core.goodput.efficiency import UNDISTORTED, Distortion, GradientErrors
-from synergy_core.planner.plan import Plan
+from synergy_core.performance.goodput.efficiency import UNDISTORTED, Distortion, GradientErrors
+from synergy_core.performance.planner.plan import Plan
 from synergy_exec.training import trees
 from synergy_exec.training.admitted import plan_refusal
 from synergy_exec.training.checkpoint import Checkpoints, State

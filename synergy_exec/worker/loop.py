@@ -15,8 +15,8 @@ import torch
 from torch import distributed
 
 from synergy_core.errors import InputError
-from synergy_core.goodput.efficiency import GradientErrors, gain
-from synergy_core.planner.plan import Plan
+from synergy_core.performance.goodput.efficiency import GradientErrors, gain
+from synergy_core.performance.planner.plan import Plan
 from synergy_exec.job_folder import CHECKPOINTS, EVALUATIONS, STEPS
 from synergy_exec.messages import (
     PAUSED,

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from synergy_core.commands import Parser
+from synergy_core.cli import Parser
 from synergy_core.errors import InputError
 from synergy_core.units import DAY_S, HOUR_S
 from synergy_runs.files import atomic_file

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from synergy_core import __version__
 from synergy_core.errors import InputError, unknown
-from synergy_core.policies import policy_names
+from synergy_core.scheduling.policies import policy_names
 from synergy_runs.files import conf_folder
 from synergy_runs.inputs.keys import alternatives, defaults, expected, inside, keys, typed
 from synergy_runs.inputs.requested import quoted, read_request, requests_in

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from synergy_core.catalog import add_gpu_sheet, gpu_type_named, node_sheet_of
-from synergy_core.cluster import Cluster, NodeType
 from synergy_core.errors import InputError, unknown
-from synergy_core.jobs.testbed_profiles import Profile, profile_of
-from synergy_core.policies import Policy
+from synergy_core.performance.catalog import add_gpu_sheet, gpu_type_named, node_sheet_of
+from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
+from synergy_core.scheduling.jobs.testbed_profiles import Profile, profile_of
+from synergy_core.scheduling.policies import Policy
 from synergy_core.units import DAY_S, GB, MB
 from synergy_runs.files import atomic_file
 from synergy_runs.generators import generate, generate_whole, names
@@ -343,7 +343,7 @@ def _host(wanted: ClusterSettings, node: NodeTypeSettings) -> tuple[float, float
         if sheet is None:
             raise InputError(
                 f"cluster.cpus_per_node=sheet: no node of {node.gpus_per_node} × {node.gpu_type} is in "
-                "synergy_core/catalog/nodes; type numbers, such as cluster.cpus_per_node=24 "
+                "synergy_core/performance/catalog/nodes; type numbers, such as cluster.cpus_per_node=24 "
                 "cluster.memory_gb_per_node=500."
             )
         of_sheet = sheet.cpus, sheet.memory_bytes / GB

@@ -18,8 +18,8 @@ from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from synergy_core.cluster import MAX_GPUS_PER_NODE, MAX_NODES, PlacementRule
 from synergy_core.errors import InputError, unknown
+from synergy_core.scheduling.jobs.cluster import MAX_GPUS_PER_NODE, MAX_NODES, PlacementRule
 
 Settable = TypeVar("Settable")
 
@@ -167,7 +167,7 @@ class ClusterSettings:
         "trace.gpu_type, else v100"
     )
     gpu_sheets: list[Path] = key(
-        "data sheets of further GPU types: YAML files named after the type, in the form of synergy_core/catalog/gpus/",
+        "data sheets of further GPU types: YAML files named after the type, in the form of the catalog's gpus/",
         [],
     )
     gpu_names: dict[str, str] = key(

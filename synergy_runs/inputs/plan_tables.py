@@ -1,4 +1,4 @@
-"""Reads published tables of step times measured by parallel plan, as profiles (`synergy_core.jobs.testbed_profiles`).
+"""Reads published tables of step times measured by parallel plan, as profiles (`jobs.testbed_profiles`).
 
 A table is a CSV file; its columns show which publication it comes from. Global batches do not change while a model
 trains, so every step counts as one iteration. The tables do not give costs of restarts; the simulator's settings do.
@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from synergy_core.errors import InputError
-from synergy_core.jobs.testbed_profiles import NoiseFrom, Profile, ProfiledModel, ProfiledRow
-from synergy_core.planner.plan import Plan, Recompute
+from synergy_core.performance.planner.plan import Plan, Recompute
+from synergy_core.scheduling.jobs.testbed_profiles import NoiseFrom, Profile, ProfiledModel, ProfiledRow
 from synergy_runs.traces.arena import model_named
 
 RUBICK_PLANS = {

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from synergy_core.allocator import Explanation, explain
-from synergy_core.allocator.nodes import explain_placed
-from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
-from synergy_core.jobs.state import Allocations, ClusterState
-from synergy_core.policies._choice import Placed, Solved
+from synergy_core.scheduling.allocator import Explanation, explain
+from synergy_core.scheduling.allocator.nodes import explain_placed
+from synergy_core.scheduling.jobs.cluster import Cluster
+from synergy_core.scheduling.jobs.state import Allocations, ClusterState
+from synergy_core.scheduling.policies._choice import Placed, Solved
 
 
 def explained(

@@ -14,8 +14,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from synergy_core.cluster import Cluster, Share
-from synergy_core.policies import AllocationPolicy, Policy, SharingPolicy
+from synergy_core.scheduling.jobs.cluster import Cluster, Share
+from synergy_core.scheduling.policies import AllocationPolicy, Policy, SharingPolicy
 from synergy_core.units import TICKS_PER_S, Floats, on_grid
 from synergy_runs.inputs.workload import Workload
 

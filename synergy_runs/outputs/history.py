@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from synergy_core.errors import InputError, unknown
-from synergy_core.scheduling.reasons import Stopped
+from synergy_core.scheduling.decisions.reasons import Stopped
 from synergy_core.units import HOUR_S, format_duration, format_gpus, format_instant
 from synergy_runs.numbers import three_digits, unit_of_times
 from synergy_runs.outputs.facts import AS_LOGGED

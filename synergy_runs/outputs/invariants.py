@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from synergy_core.policies.mechanisms._round import CHECKED
+from synergy_core.scheduling.policies.mechanisms._round import CHECKED
 from synergy_runs.outputs.facts import (
     IN_USE,
     Kind,

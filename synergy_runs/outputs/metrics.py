@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from synergy_core import __version__
-from synergy_core.cluster import Cluster
-from synergy_core.goodput.calibration import spearman
+from synergy_core.performance.goodput.calibration import spearman
+from synergy_core.scheduling.jobs.cluster import Cluster
 from synergy_core.units import DAY_S, TICKS_PER_S, Floats
 from synergy_runs.inputs.workload import Workload, measured_ids
 from synergy_runs.outputs.facts import (

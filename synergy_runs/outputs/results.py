@@ -18,7 +18,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from synergy_core.commands import Parser
+from synergy_core.cli import Parser
 from synergy_core.errors import InputError, unknown
 from synergy_runs.files import PARTIAL, atomic_folder
 from synergy_runs.inputs.keys import FigureFormat, Figures, cast

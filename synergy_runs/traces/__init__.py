@@ -20,8 +20,8 @@ from typing import Protocol, cast
 import numpy as np
 
 from synergy_core import modules_of
-from synergy_core.catalog import gpu_sheet, gpu_sheet_of_words, gpu_sheets, gpu_type_named
 from synergy_core.errors import InputError, unknown
+from synergy_core.performance.catalog import gpu_sheet, gpu_sheet_of_words, gpu_sheets, gpu_type_named
 from synergy_runs.traces import plain
 from synergy_runs.traces._reading import binary_kind, open_text
 from synergy_runs.traces.rows import TraceRows

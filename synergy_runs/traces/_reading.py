@@ -22,8 +22,8 @@ from typing import Any, BinaryIO, TextIO, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from synergy_core.catalog.columns import suggest_column
 from synergy_core.errors import InputError, unknown
+from synergy_core.performance.catalog.columns import suggest_column
 from synergy_runs.traces.rows import COLUMNS, UNKNOWN, BadValueError, Mask, TraceRows, is_missing, shown, stripped
 
 # Opening a log as text, whether or not gzip compressed it. Errors name the file and the line.

@@ -8,7 +8,7 @@ follows from its model.
 
 from __future__ import annotations
 
-from synergy_core.catalog import gpu_type_named
+from synergy_core.performance.catalog import gpu_type_named
 from synergy_runs.traces._reading import Number, Text, by_header, jobs_from_zero
 from synergy_runs.traces.rows import number, seconds, whole
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from synergy_core.commands import Parser
+from synergy_core.cli import Parser
 from synergy_core.errors import InputError, unknown
 from synergy_core.units import GB, HOUR_S, format_duration, format_gpus
 from synergy_runs.numbers import percent

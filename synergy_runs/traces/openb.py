@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from synergy_core.catalog import gpu_type_named
+from synergy_core.performance.catalog import gpu_type_named
 from synergy_runs.traces._reading import Number, Text, by_header, read_tables
 from synergy_runs.traces.rows import STATES, UNKNOWN, TraceRows, cpus, memory_bytes, number, one_of, seconds, whole
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from synergy_core.catalog.columns import similar_column, suggest_column
+from synergy_core.performance.catalog.columns import similar_column, suggest_column
 from synergy_runs.traces._reading import Number, Text, header_of, open_text, read_tables
 from synergy_runs.traces.rows import (
     RUNNING,

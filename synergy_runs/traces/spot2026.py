@@ -14,7 +14,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from synergy_core.catalog import gpu_type_named
+from synergy_core.performance.catalog import gpu_type_named
 from synergy_runs.traces._reading import Number, Text, by_header, read_tables
 from synergy_runs.traces.rows import UNKNOWN, TraceRows, cpus, one_of, seconds, whole
 

@@ -11,15 +11,15 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from synergy_core.catalog import gradients_of, layers_of, load_model, model_names, nearest_type, stand_in
-from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError, unknown
-from synergy_core.goodput.compression import compressor_named
-from synergy_core.goodput.pipeline import InputPipeline
-from synergy_core.jobs.exchange import Compression, PlanExchange, exchange_of
-from synergy_core.jobs.spec import JobSpec
-from synergy_core.jobs.testbed_profiles import Profile
-from synergy_core.planner import tables
+from synergy_core.performance.catalog import gradients_of, layers_of, load_model, model_names, nearest_type, stand_in
+from synergy_core.performance.goodput.compression import compressor_named
+from synergy_core.performance.goodput.pipeline import InputPipeline
+from synergy_core.performance.planner import tables
+from synergy_core.scheduling.jobs.cluster import Cluster
+from synergy_core.scheduling.jobs.exchange import Compression, PlanExchange, exchange_of
+from synergy_core.scheduling.jobs.spec import JobSpec
+from synergy_core.scheduling.jobs.testbed_profiles import Profile
 from synergy_runs.inputs.workload import Workload
 from synergy_sim.execution import Costs
 from synergy_sim.truth.application import (

@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from synergy_core.cluster import NodeType, Share
 from synergy_core.errors import InputError
-from synergy_core.goodput.efficiency import GradientErrors, gain
-from synergy_core.goodput.pipeline import InputPipeline
-from synergy_core.jobs.exchange import GradientExchange, PlanExchange
-from synergy_core.jobs.spec import data_parallel
-from synergy_core.planner.plan import NO_COMPRESSOR, Plan
+from synergy_core.performance.goodput.efficiency import GradientErrors, gain
+from synergy_core.performance.goodput.pipeline import InputPipeline
+from synergy_core.performance.planner.plan import NO_COMPRESSOR, Plan
+from synergy_core.scheduling.jobs.cluster import NodeType, Share
+from synergy_core.scheduling.jobs.exchange import GradientExchange, PlanExchange
+from synergy_core.scheduling.jobs.spec import data_parallel
 
 NodeGpus = tuple[int, ...]
 """Number of GPUs on each node of a placement, in the placement's order, such as (4, 4, 2)."""

@@ -14,16 +14,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from synergy_core.catalog import ModelProfile, layers_of, nearest_type, transferred
 from synergy_core.commands.measurements._table import Table, read_table
 from synergy_core.errors import InputError
-from synergy_core.goodput.calibration import Calibrated
-from synergy_core.goodput.compression import compressor_named
-from synergy_core.goodput.efficiency import compressed_sync
-from synergy_core.goodput.pipeline import PipelineTable
-from synergy_core.goodput.throughput import GAMMA, overlapped
-from synergy_core.jobs.exchange import all_reduce_latency_s
-from synergy_core.planner.plan import NO_COMPRESSOR
+from synergy_core.performance.catalog import ModelProfile, layers_of, nearest_type, transferred
+from synergy_core.performance.goodput.calibration import Calibrated
+from synergy_core.performance.goodput.compression import compressor_named
+from synergy_core.performance.goodput.efficiency import compressed_sync
+from synergy_core.performance.goodput.pipeline import PipelineTable
+from synergy_core.performance.goodput.throughput import GAMMA, overlapped
+from synergy_core.performance.planner.plan import NO_COMPRESSOR
+from synergy_core.scheduling.jobs.exchange import all_reduce_latency_s
 from synergy_core.units import GB
 from synergy_sim.truth.application import DataParallelApplication, GradientStatistics, NodeGpus, Step, between
 
@@ -249,7 +249,8 @@ def no_layers(setting: str, application: str) -> InputError:
     """The error for an application whose gradient bytes are needed but unknown."""
     return InputError(
         f"{setting}: the layers of {application} are not known, so the size of its gradients is unknown. Give its jobs "
-        f"one GPU (truth.fixed_gpus.{application}=1), or add synergy_core/catalog/layers/{application}.yaml."
+        f"one GPU (truth.fixed_gpus.{application}=1), or add "
+        f"synergy_core/performance/catalog/layers/{application}.yaml."
     )
 
 

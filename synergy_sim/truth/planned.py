@@ -11,11 +11,11 @@ from zlib import crc32
 import numpy as np
 
 from synergy_core.errors import InputError
-from synergy_core.goodput.efficiency import GradientErrors
-from synergy_core.jobs.exchange import PlanExchange
-from synergy_core.jobs.testbed_profiles import ProfiledModel, degrees_of
-from synergy_core.planner import tables
-from synergy_core.planner.plan import NO_COMPRESSOR, Plan
+from synergy_core.performance.goodput.efficiency import GradientErrors
+from synergy_core.performance.planner import tables
+from synergy_core.performance.planner.plan import NO_COMPRESSOR, Plan
+from synergy_core.scheduling.jobs.exchange import PlanExchange
+from synergy_core.scheduling.jobs.testbed_profiles import ProfiledModel, degrees_of
 from synergy_sim.truth.application import ApplicationWithPlans, GradientStatistics, NodeGpus, packed
 
 WORK = 1_000.0
@@ -76,7 +76,7 @@ class PlannedTruth:
 
 @dataclass(frozen=True, slots=True)
 class PlanErrors:
-    """True ÷ planned step times of architectures on GPU types under plans (`synergy_core.planner.tables.PlanError`);
+    """True ÷ planned step times of architectures on GPU types under plans (`planner.tables.PlanError`);
     inf for plans that run out of memory.
     """
 

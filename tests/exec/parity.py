@@ -19,16 +19,16 @@ from unittest.mock import patch
 import numpy as np
 from exec.pretended import file_of
 
-from synergy_core.cluster import Cluster
-from synergy_core.goodput.throughput import gradient_time
-from synergy_core.jobs.fitted import MAX_SYNC_FRACTION, SynergyTask
-from synergy_core.jobs.planned import ProfiledTask
-from synergy_core.jobs.record import Decision, Job, Placed, gpus_in
-from synergy_core.jobs.reports import Theta
-from synergy_core.jobs.spec import Shape, StepReport
-from synergy_core.jobs.state import ClusterState
-from synergy_core.planner.plan import Plan
-from synergy_core.policies import Policy
+from synergy_core.performance.goodput.throughput import gradient_time
+from synergy_core.performance.planner.plan import Plan
+from synergy_core.scheduling.jobs.cluster import Cluster
+from synergy_core.scheduling.jobs.fitted import MAX_SYNC_FRACTION, SynergyTask
+from synergy_core.scheduling.jobs.planned import ProfiledTask
+from synergy_core.scheduling.jobs.record import Decision, Job, Placed, gpus_in
+from synergy_core.scheduling.jobs.reports import Theta
+from synergy_core.scheduling.jobs.spec import Shape, StepReport
+from synergy_core.scheduling.jobs.state import ClusterState
+from synergy_core.scheduling.policies import Policy
 from synergy_exec.controller.decider import FEWEST_STEPS, SAME_BATCH_FRACTION, Decider, Orders
 from synergy_exec.controller.jobs import ExecutedJob
 from synergy_exec.controller.journal import JobRow

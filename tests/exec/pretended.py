@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from synergy_core.cluster import Cluster, NodeType
 from synergy_core.errors import InputError
-from synergy_core.jobs.testbed_profiles import Profile
-from synergy_core.planner.plan import Plan
-from synergy_core.policies import Policy, get_policy
+from synergy_core.performance.planner.plan import Plan
+from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
+from synergy_core.scheduling.jobs.testbed_profiles import Profile
+from synergy_core.scheduling.policies import Policy, get_policy
 from synergy_exec import messages as said
 from synergy_exec.controller.controller import resume
 from synergy_exec.controller.execution import Execution

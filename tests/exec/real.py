@@ -21,7 +21,7 @@ from exec import warm
 from exec.pretended import launch_of
 
 from synergy_core.errors import InputError
-from synergy_core.planner.plan import Plan
+from synergy_core.performance.planner.plan import Plan
 from synergy_exec.backends import Meeting
 from synergy_exec.commands._asking import Client, client_for
 from synergy_exec.job_folder import LOG, LOG_HEADING, begin_log

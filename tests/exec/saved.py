@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from synergy_core.planner.plan import Plan
+from synergy_core.performance.planner.plan import Plan
 from synergy_exec import job_folder
 from synergy_exec.training import checkpoint, checkpoint_folder, integrity
 from synergy_exec.training.checkpoint import Checkpoints

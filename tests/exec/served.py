@@ -24,8 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from exec.pretended import FakeAgent, file_of
 
 from synergy_core.errors import InputError
-from synergy_core.jobs.testbed_profiles import Profile
-from synergy_core.policies import get_policy
+from synergy_core.scheduling.jobs.testbed_profiles import Profile
+from synergy_core.scheduling.policies import get_policy
 from synergy_exec.backends import Meeting
 from synergy_exec.commands._asking import Client, client_for
 from synergy_exec.controller.controller import Arrival, Controller

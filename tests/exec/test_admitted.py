@@ -8,7 +8,7 @@ from exec.pretended import refuses
 from torch import nn
 from torch.nn.utils import parametrizations, prune
 
-from synergy_core.planner.plan import Plan
+from synergy_core.performance.planner.plan import Plan
 from synergy_exec.examples.cnn import Cnn
 from synergy_exec.examples.gpt import Gpt
 from synergy_exec.examples.mlp import Mlp, Perceptron

@@ -9,8 +9,8 @@ import torch
 from exec.agents_jobs import Plain
 from exec.real import Controller, descendants, gone, log_of, steps_of
 
-from synergy_core.cluster import Share
-from synergy_core.planner.plan import Plan
+from synergy_core.performance.planner.plan import Plan
+from synergy_core.scheduling.jobs.cluster import Share
 from synergy_exec.examples.pictures import Pictures
 from synergy_exec.messages import Report, Reshare, Retune, Started
 from synergy_exec.run import recorded

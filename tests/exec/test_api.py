@@ -15,7 +15,7 @@ from exec.served import TaskBackend, arriving, ask, controller_of, job, refused,
 from prometheus_client.parser import text_string_to_metric_families
 
 from synergy_core.errors import InputError
-from synergy_core.scheduling.reasons import Stopped
+from synergy_core.scheduling.decisions.reasons import Stopped
 from synergy_exec.commands._asking import client_for
 from synergy_exec.controller.controller import Arrival
 from synergy_exec.controller.journal import Journal

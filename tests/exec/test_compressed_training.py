@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from torch.distributed import all_gather, all_gather_object, get_rank, get_world_size, group
 
-from synergy_core.goodput.compression import compressors
-from synergy_core.goodput.efficiency import GradientErrors, gain
-from synergy_core.planner.plan import Plan
+from synergy_core.performance.goodput.compression import compressors
+from synergy_core.performance.goodput.efficiency import GradientErrors, gain
+from synergy_core.performance.planner.plan import Plan
 from synergy_exec.examples.gpt import Gpt
 from synergy_exec.training.admitted import Admission
 from synergy_exec.training.checkpoint import Checkpoints

@@ -9,10 +9,10 @@ from exec.saved import checkpoint_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synergy_core.cluster import Cluster, NodeType
-from synergy_core.jobs.testbed_profiles import NoiseFrom, Profile, ProfiledCosts, ProfiledModel, ProfiledRow
-from synergy_core.planner.plan import Plan
-from synergy_core.scheduling.reasons import Stopped, Waiting
+from synergy_core.performance.planner.plan import Plan
+from synergy_core.scheduling.decisions.reasons import Stopped, Waiting
+from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
+from synergy_core.scheduling.jobs.testbed_profiles import NoiseFrom, Profile, ProfiledCosts, ProfiledModel, ProfiledRow
 from synergy_exec.controller import api
 from synergy_exec.controller.api import history
 from synergy_exec.controller.decider import Aside, fitting

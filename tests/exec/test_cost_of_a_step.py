@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from synergy_core.planner.plan import Plan
+from synergy_core.performance.planner.plan import Plan
 from synergy_exec.examples.gpt import Gpt
 from synergy_exec.training.job import TrainingJob
 from synergy_exec.training.trainer import Trainer

@@ -7,7 +7,7 @@ import groups
 import pytest
 import torch
 
-from synergy_core.planner.plan import Plan
+from synergy_core.performance.planner.plan import Plan
 from synergy_exec.examples.gpt import Gpt
 from synergy_exec.training import trees
 from synergy_exec.training.admitted import plan_refusal

@@ -12,7 +12,7 @@ from exec.saved import PLANS
 from safetensors.torch import save_file
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from synergy_core.planner.plan import Plan
+from synergy_core.performance.planner.plan import Plan
 from synergy_exec import examples
 from synergy_exec.examples.cnn import Cnn
 from synergy_exec.examples.gpt import Gpt

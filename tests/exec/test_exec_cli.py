@@ -20,10 +20,10 @@ from exec.pretended import refuses, staged
 from exec.real import HERE, JOBS, Service, answer, steps_of, typed, wait_until
 from exec.served import settings_values, trace_of
 
-from synergy_core.cluster import Cluster, NodeType
-from synergy_core.commands import INTERRUPTED
+from synergy_core.cli import INTERRUPTED
 from synergy_core.errors import InputError
-from synergy_core.planner.plan import Plan
+from synergy_core.performance.planner.plan import Plan
+from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
 from synergy_exec import __main__ as program
 from synergy_exec.commands._asking import client_for
 from synergy_exec.commands.resume import changed

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from exec.real import Controller, descendants, forkservers, gone, log_of, steps_of, wait_until
 
-from synergy_core.planner.plan import Plan
+from synergy_core.performance.planner.plan import Plan
 from synergy_exec.agent.run import outcome
 from synergy_exec.messages import LOST_PEERS, Ended, Failure, Kill, Noted, Report, Retune, Saved
 from synergy_exec.training import checkpoint_folder

@@ -13,7 +13,7 @@ from test_users_jobs import WIDTH, Normed, Tied
 from torch import distributed, nn
 from torch.distributed.tensor import DTensor
 
-from synergy_core.planner.plan import Plan
+from synergy_core.performance.planner.plan import Plan
 from synergy_exec.training.checkpoint import Checkpoints
 from synergy_exec.training.integrity import Progress
 from synergy_exec.training.meta_model import on_meta_device

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from exec.pretended import FakeAgent, file_of, refuses, staged
 
-from synergy_core.cluster import Cluster, NodeType
-from synergy_core.goodput.compression import compressor_named
-from synergy_core.goodput.compression._compressor import LayerSizes
-from synergy_core.jobs import testbed_profiles
-from synergy_core.jobs.exchange import exchange_of
-from synergy_core.jobs.testbed_profiles import NoiseFrom, Profile, ProfiledCosts, ProfiledModel
-from synergy_core.planner.plan import Plan
-from synergy_core.policies import get_policy
+from synergy_core.performance.goodput.compression import compressor_named
+from synergy_core.performance.goodput.compression._compressor import LayerSizes
+from synergy_core.performance.planner.plan import Plan
+from synergy_core.scheduling.jobs import testbed_profiles
+from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
+from synergy_core.scheduling.jobs.exchange import exchange_of
+from synergy_core.scheduling.jobs.testbed_profiles import NoiseFrom, Profile, ProfiledCosts, ProfiledModel
+from synergy_core.scheduling.policies import get_policy
 from synergy_exec.controller.jobs import ModelExchange
 from synergy_exec.messages import Hello
 from synergy_exec.nodes.agents import cluster_of

@@ -7,7 +7,7 @@ import pytest
 import torch
 from exec.pretended import refuses
 
-from synergy_core.goodput.efficiency import gain, noise_scale, statistical_efficiency
+from synergy_core.performance.goodput.efficiency import gain, noise_scale, statistical_efficiency
 from synergy_exec.examples.mlp import Mlp
 from synergy_exec.training import noise
 from synergy_exec.training.integrity import FEWEST_NOISE_STEPS, Progress

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from jobs import workload
 from training_jobs import policy_named, random_training
 
-from synergy_core.cluster import Cluster, NodeType
-from synergy_core.jobs.testbed_profiles import NoiseFrom, Profile, ProfiledCosts, ProfiledModel, ProfiledRow
-from synergy_core.planner.plan import Plan
-from synergy_core.policies import AllocationPolicy, get_policy, policy_names
+from synergy_core.performance.planner.plan import Plan
+from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
+from synergy_core.scheduling.jobs.testbed_profiles import NoiseFrom, Profile, ProfiledCosts, ProfiledModel, ProfiledRow
+from synergy_core.scheduling.policies import AllocationPolicy, get_policy, policy_names
 from synergy_sim.assignment import as_given
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.truth import Truth

@@ -12,7 +12,7 @@ from torch import nn
 from torch.func import functional_call
 
 from synergy_core.errors import InputError
-from synergy_core.planner.plan import Plan
+from synergy_core.performance.planner.plan import Plan
 from synergy_exec.training import precision
 from synergy_exec.training.checkpoint import Checkpoints
 from synergy_exec.training.integrity import Progress

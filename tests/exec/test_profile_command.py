@@ -12,11 +12,11 @@ from exec import served
 from exec.pretended import FakeAgent, refuses
 from exec.served import TaskBackend
 
-from synergy_core.jobs.testbed_profiles import NoiseFrom, Profile, ProfiledCosts, ProfiledModel
-from synergy_core.planner.families import architecture_named
-from synergy_core.planner.machine import constants_for, machine_named, software_named
-from synergy_core.planner.plan import Plan, plans_of
-from synergy_core.planner.step_time import step_time
+from synergy_core.performance.planner.families import architecture_named
+from synergy_core.performance.planner.machine import constants_for, machine_named, software_named
+from synergy_core.performance.planner.plan import Plan, plans_of
+from synergy_core.performance.planner.step_time import step_time
+from synergy_core.scheduling.jobs.testbed_profiles import NoiseFrom, Profile, ProfiledCosts, ProfiledModel
 from synergy_exec.backends import get_backend
 from synergy_exec.commands import profile as command
 from synergy_exec.commands.profile import table

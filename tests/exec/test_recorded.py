@@ -19,7 +19,7 @@ from experiments.fidelity import overheads
 from test_equality import SgdGpt
 from torch import distributed, nn
 
-from synergy_core.planner.plan import Plan
+from synergy_core.performance.planner.plan import Plan
 from synergy_exec.agent.run import bound_log, open_log
 from synergy_exec.commands import logs as logs_command
 from synergy_exec.commands import verify

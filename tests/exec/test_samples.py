@@ -6,7 +6,7 @@ import pytest
 import torch
 from exec.pretended import refuses
 
-from synergy_core.planner.plan import Plan
+from synergy_core.performance.planner.plan import Plan
 from synergy_exec.examples.pictures import Pictures
 from synergy_exec.training.cache import Cache
 from synergy_exec.training.job import LoadedJob

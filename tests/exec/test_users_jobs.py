@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.nn.utils.parametrizations import orthogonal
 
 from synergy_core.errors import InputError
-from synergy_core.planner.plan import Plan
+from synergy_core.performance.planner.plan import Plan
 from synergy_exec.training import noise
 from synergy_exec.training.admitted import Admission
 from synergy_exec.training.checkpoint import Checkpoints

@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import distributed
 
-from synergy_core.cluster import Share
 from synergy_core.errors import InputError
-from synergy_core.planner.plan import Plan
+from synergy_core.performance.planner.plan import Plan
+from synergy_core.scheduling.jobs.cluster import Share
 from synergy_exec.agent.cores import Cores, divide
 from synergy_exec.backends import local
 from synergy_exec.messages import Launch, Reshare

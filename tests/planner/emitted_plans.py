@@ -4,10 +4,10 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from synergy_core.errors import InputError
-from synergy_core.planner.emitters import PlannedLaunch, emitted, emitter_named
-from synergy_core.planner.families import architecture_named, mixture, transformer
-from synergy_core.planner.machine import software_named
-from synergy_core.planner.plan import Plan, Recompute
+from synergy_core.performance.planner.emitters import PlannedLaunch, emitted, emitter_named
+from synergy_core.performance.planner.families import architecture_named, mixture, transformer
+from synergy_core.performance.planner.machine import software_named
+from synergy_core.performance.planner.plan import Plan, Recompute
 
 DENSE = transformer.Architecture(
     layers=12, hidden=1024, heads=16, kv_heads=8, ffn=4096, vocab=32000, seq_len=4096, gated=True, tied=False

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from synergy_core.__main__ import main
-from synergy_core.planner.families import transformer
-from synergy_core.planner.machine import Constants, Software, machine_named
+from synergy_core.performance.planner.families import transformer
+from synergy_core.performance.planner.machine import Constants, Software, machine_named
 
 SOFTWARE = Software("test")
 CONSTANTS = Constants()

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from synergy_core.catalog import gpu_sheet
 from synergy_core.commands._scoring import scored
 from synergy_core.commands.measurements import read
 from synergy_core.commands.measurements.best_plans import candidates, machine_of, plans_for, search_loss
-from synergy_core.planner.machine import Constants, constants_for, machine_named, software_named
-from synergy_core.planner.work import gemm_s
+from synergy_core.performance.catalog import gpu_sheet
+from synergy_core.performance.planner.machine import Constants, constants_for, machine_named, software_named
+from synergy_core.performance.planner.work import gemm_s
 
 DATA = os.environ.get("SYNERGY_DATA")
 needs_data = pytest.mark.skipif(not DATA, reason="needs the measured tables: set SYNERGY_DATA to their folder")

@@ -7,9 +7,9 @@ import pytest
 from synergy_core.__main__ import main
 from synergy_core.commands._settings import DEFAULT_TOKENS, model_from_config, model_types, requested_model
 from synergy_core.errors import InputError
-from synergy_core.planner.families import architecture_named, mixture
-from synergy_core.planner.machine import Software
-from synergy_core.planner.plan import Plan, plans_of
+from synergy_core.performance.planner.families import architecture_named, mixture
+from synergy_core.performance.planner.machine import Software
+from synergy_core.performance.planner.plan import Plan, plans_of
 
 LLAMA = {
     "model_type": "llama",

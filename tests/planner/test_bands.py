@@ -12,7 +12,7 @@ from fits.bands import FILE, MODEL
 from planner_setup import asked
 from scipy import stats
 
-from synergy_core.planner.bands import (
+from synergy_core.performance.planner.bands import (
     COVERAGE,
     MEMORY_UPPER,
     MIN_MODELS,
@@ -23,9 +23,9 @@ from synergy_core.planner.bands import (
     time_band,
     verdict,
 )
-from synergy_core.planner.families import card_named
-from synergy_core.planner.machine import machine_named, software_named
-from synergy_core.planner.memory import visible_bytes
+from synergy_core.performance.planner.families import card_named
+from synergy_core.performance.planner.machine import machine_named, software_named
+from synergy_core.performance.planner.memory import visible_bytes
 
 DENSE, MOE, SMALL = (card_named(name).architecture for name in ("gpt-22b", "mixtral-8x7b", "gpt-125m"))
 

@@ -10,14 +10,19 @@ from fits import links, scored
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from synergy_core.catalog import read_yaml
-from synergy_core.planner.communication import all_gather_s, all_reduce_s, all_to_all_s, reduce_scatter_s, send_s
-from synergy_core.planner.machine import CUBE_MESH_RINGS, RDMA, link_named, links_for, machine_named
+from synergy_core.performance.catalog import CATALOG, read_yaml
+from synergy_core.performance.planner.communication import (
+    all_gather_s,
+    all_reduce_s,
+    all_to_all_s,
+    reduce_scatter_s,
+    send_s,
+)
+from synergy_core.performance.planner.machine import CUBE_MESH_RINGS, RDMA, link_named, links_for, machine_named
 
 NODES = ("dgx-a100", "dgx-h200", "dgx-1-v100", "dgx-2", "a40-2", "rtx2080ti-8", "g4dn.12xlarge")
 COLLECTIVES = (all_reduce_s, all_gather_s, reduce_scatter_s, all_to_all_s)
 KINDS = ("nvswitch", "nvlink", "pcie", "infiniband", "ethernet")
-ROOT = Path(__file__).parents[2]
 GIB = 2.0**30
 
 # NVLinks between the GPUs of a DGX-1V (WP-08437-002, figure 4).
@@ -160,7 +165,7 @@ def test_empty_messages_take_only_the_start() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_constants_are_physical_and_say_where_they_come_from(kind: str) -> None:
-    link, content = link_named(kind), read_yaml(ROOT / "synergy_core" / "catalog" / "links" / f"{kind}.yaml")
+    link, content = link_named(kind), read_yaml(CATALOG / "links" / f"{kind}.yaml")
     assert 0 < link.low_share <= 1
     assert 0 < link.efficiency <= 1
     assert 0 < link.exchange <= 1

@@ -7,9 +7,9 @@ import pytest
 from planner_setup import asked
 
 from synergy_core.commands.compression import sweep
-from synergy_core.goodput.compression import compressor_named
-from synergy_core.planner.families import architecture_named
-from synergy_core.planner.machine import machine_named, software_named
+from synergy_core.performance.goodput.compression import compressor_named
+from synergy_core.performance.planner.families import architecture_named
+from synergy_core.performance.planner.machine import machine_named, software_named
 
 SMALL = ["model=gpt-350m", "gpu=a100", "gpus=8", "gpus_per_node=4", "batch=32", "max_batch=64"]
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from synergy_core.__main__ import main
 from synergy_core.errors import InputError
-from synergy_core.planner.emitters import emitted, emitter_named, emitter_names, form_names, stages
-from synergy_core.planner.families import architecture_named
-from synergy_core.planner.plan import Plan, Recompute
+from synergy_core.performance.planner.emitters import emitted, emitter_named, emitter_names, form_names, stages
+from synergy_core.performance.planner.families import architecture_named
+from synergy_core.performance.planner.plan import Plan, Recompute
 
 degrees = st.sampled_from((1, 1, 2, 3, 4, 8))
 PLANS = st.builds(

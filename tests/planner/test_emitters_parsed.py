@@ -13,7 +13,7 @@ import pytest
 import yaml
 from emitted_plans import examples
 
-from synergy_core.planner.plan import Recompute
+from synergy_core.performance.planner.plan import Recompute
 
 # Those that are emitted, of NVIDIA/Megatron-LM, megatron/training/arguments.py, as of Megatron Core 0.15.
 MEGATRON = {

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from synergy_core.errors import InputError
-from synergy_core.planner.families import architecture_named, architecture_names, card_named, family_named
-from synergy_core.planner.families.mixture import Architecture as Mixture
-from synergy_core.planner.families.transformer import Architecture as Dense
-from synergy_core.planner.machine import Software
-from synergy_core.planner.plan import RISING, Plan, plans_of
+from synergy_core.performance.planner.families import architecture_named, architecture_names, card_named, family_named
+from synergy_core.performance.planner.families.mixture import Architecture as Mixture
+from synergy_core.performance.planner.families.transformer import Architecture as Dense
+from synergy_core.performance.planner.machine import Software
+from synergy_core.performance.planner.plan import RISING, Plan, plans_of
 
 FLASH = Software("test")
 UNFUSED = Software("test", flash=False, dropout=True)

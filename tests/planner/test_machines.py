@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from synergy_core.catalog import gpu_sheet, gpu_sheets, node_sheets
 from synergy_core.errors import InputError
-from synergy_core.planner.machine import machine_named, software_named, software_names
+from synergy_core.performance.catalog import gpu_sheet, gpu_sheets, node_sheets
+from synergy_core.performance.planner.machine import machine_named, software_named, software_names
 
 # fp16 FLOPs per cycle and multiprocessor, dense, fp32 accumulation (NVIDIA's architecture whitepapers).
 PER_CYCLE = {

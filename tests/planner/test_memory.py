@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planner_setup import machine
 
-from synergy_core.planner.families import architecture_named, mixture, transformer
-from synergy_core.planner.machine import Software, machine_named
-from synergy_core.planner.memory import Memory, memory, visible_bytes
-from synergy_core.planner.plan import Plan, Recompute, plans_of
-from synergy_core.planner.work import Block, Layers, Work
+from synergy_core.performance.planner.families import architecture_named, mixture, transformer
+from synergy_core.performance.planner.machine import Software, machine_named
+from synergy_core.performance.planner.memory import Memory, memory, visible_bytes
+from synergy_core.performance.planner.plan import Plan, Recompute, plans_of
+from synergy_core.performance.planner.work import Block, Layers, Work
 
 NONE, SELECTIVE, FULL, _, MODULES = Recompute
 STACK = Software("test", dropout=True, workspace_bytes=0.0)

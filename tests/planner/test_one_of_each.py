@@ -28,8 +28,8 @@ def copy(tmp_path_factory):
     added = [each.relative_to(ADDED) for each in ADDED.rglob("*") if each.suffix in (".py", ".yaml")]
     assert len(added) == 7
     assert not any((PACKAGE / each).exists() for each in added)
-    shutil.copytree(ADDED, folder / "synergy_core", dirs_exist_ok=True)
-    schemes = folder / "synergy_core" / "goodput" / "compression"
+    shutil.copytree(ADDED, folder / "synergy_core" / "performance", dirs_exist_ok=True)
+    schemes = folder / "synergy_core" / "performance" / "goodput" / "compression"
     half = (schemes / "half.py").read_text()
     (schemes / "eighth.py").write_text(half.replace('"bf16": 7, "fp16": 10', '"fp8": 3'))
     return folder
@@ -73,11 +73,11 @@ def test_an_added_form_is_written_and_read(copy):
 
 
 SCHEDULERS = """
-from synergy_core.goodput.compression import compressor_named, compressors
+from synergy_core.performance.goodput.compression import compressor_named, compressors
 from synergy_core.commands.measurements._rows import software_name
-from synergy_core.planner.machine import links_for, machine_named
-from synergy_core.planner.plan import Plan
-from synergy_core.planner.tables import language_models, model_named, model_names, planned_tables
+from synergy_core.performance.planner.machine import links_for, machine_named
+from synergy_core.performance.planner.plan import Plan
+from synergy_core.performance.planner.tables import language_models, model_named, model_names, planned_tables
 
 assert compressor_named("fp8") in compressors()
 assert model_named("tower-1b").parameters == 64 * 4096**2
@@ -98,18 +98,18 @@ def test_added_files_are_known_to_schedulers_and_to_readers_of_measurements(copy
 @pytest.mark.parametrize(
     ("path", "old", "new", "says"),
     [
-        ("catalog/gpus/r100.yaml", "clock_hz: 2000.0e+6\n", "", "synergy_core/catalog/__init__.py says what each is"),
+        ("catalog/gpus/r100.yaml", "clock_hz: 2000.0e+6\n", "", "catalog/__init__.py says what each is"),
         ("catalog/gpus/r100.yaml", "288.0e+9", "288e9", "memory_bytes: 288e9 is text to YAML"),
-        ("catalog/nodes/dgx-r100.yaml", "gpu: r100", "gpu: r200", "A file synergy_core/catalog/gpus/r200.yaml adds it"),
+        ("catalog/nodes/dgx-r100.yaml", "gpu: r100", "gpu: r200", "catalog/gpus/r200.yaml adds it"),
         ("catalog/software/lathe.yaml", "[torchtitan,", "[torchtitam,", "Did you mean 'torchtitan'?"),
         ("catalog/software/lathe.yaml", "words:", "word:", "Did you mean 'words'?"),
         ("catalog/architectures/tower-1b.yaml", "depth: 64\n", "", "depth missing"),
-        ("planner/families/tower.py", "def limits", "def limit", "lacks limits(); synergy_core/planner/work.py"),
-        ("planner/families/tower.py", "def work", "def works", "lacks work(); synergy_core/planner/work.py"),
+        ("planner/families/tower.py", "def limits", "def limit", "lacks limits(); synergy_core/perf"),
+        ("planner/families/tower.py", "def work", "def works", "lacks work(); synergy_core/perf"),
     ],
 )
 def test_what_an_added_file_lacks_is_said(copy, path, old, new, says):
-    file = copy / "synergy_core" / path
+    file = copy / "synergy_core" / "performance" / path
     whole = file.read_text()
     assert old in whole
     try:

@@ -8,13 +8,13 @@ import pytest
 from emitted_plans import launch, read, stated
 
 from synergy_core.__main__ import main
-from synergy_core.catalog import CATALOG, names_in, read_yaml
 from synergy_core.errors import InputError
-from synergy_core.planner.emitters import emitted, emitter_named, form_names
-from synergy_core.planner.families import architecture_named
-from synergy_core.planner.machine import software_named, with_gradients
-from synergy_core.planner.plan import Plan, Recompute
-from synergy_core.planner.tuning import tuned
+from synergy_core.performance.catalog import CATALOG, names_in, read_yaml
+from synergy_core.performance.planner.emitters import emitted, emitter_named, form_names
+from synergy_core.performance.planner.families import architecture_named
+from synergy_core.performance.planner.machine import software_named, with_gradients
+from synergy_core.performance.planner.plan import Plan, Recompute
+from synergy_core.performance.planner.tuning import tuned
 
 ZERO3 = {
     "train_batch_size": "auto",

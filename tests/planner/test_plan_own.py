@@ -10,10 +10,10 @@ from planner_setup import asked
 
 import synergy_core
 from synergy_core.commands.plan import short, spread
-from synergy_core.planner.explain import seconds
-from synergy_core.planner.machine import content_of, shipped_fits
+from synergy_core.performance.planner.explain import seconds
+from synergy_core.performance.planner.machine import content_of, shipped_fits
 
-SHEETS = Path(synergy_core.__file__).parent / "catalog" / "gpus"
+SHEETS = Path(synergy_core.__file__).parent / "performance" / "catalog" / "gpus"
 BAND = {"low": -0.1, "high": 0.2, "rows": 40}
 ASKED = ("model=gpt-1.3b", "gpu=h100", "gpus=8", "batch=64", "top=1")
 
@@ -40,7 +40,7 @@ def own_constants(tmp_path, **changes):
 @pytest.fixture
 def own_sheet(tmp_path, monkeypatch):
     """A copy of the H100's sheet with half the memory, forgotten after the test; it keeps the catalog's aliases."""
-    monkeypatch.setattr("synergy_core.catalog._added", {})
+    monkeypatch.setattr("synergy_core.performance.catalog._added", {})
     text = (SHEETS / "h100.yaml").read_text().replace("memory_bytes: 80.0e+9", "memory_bytes: 40.0e+9")
     path = tmp_path / "h100-small.yaml"
     path.write_text(text.replace("H100 SXM5 80 GB", "H100 of 40 GB"))
@@ -187,7 +187,7 @@ source: me
 
 @pytest.fixture
 def sheet_of(tmp_path, monkeypatch):
-    monkeypatch.setattr("synergy_core.catalog._added", {})
+    monkeypatch.setattr("synergy_core.performance.catalog._added", {})
 
     def made(maker, more=""):
         path = tmp_path / f"accelerator-of-{maker.lower()}.yaml"

@@ -16,7 +16,7 @@ from synergy_core.commands._scoring import predicted, regrets
 from synergy_core.commands.measurements import read
 from synergy_core.commands.measurements._rows import machine_choices, network_bytes_per_s
 from synergy_core.errors import InputError
-from synergy_core.planner.machine import Constants, own_constants
+from synergy_core.performance.planner.machine import Constants, own_constants
 
 DATA = os.environ.get("SYNERGY_DATA")
 needs_data = pytest.mark.skipif(not DATA, reason="needs the measured tables: set SYNERGY_DATA to their folder")

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from planner_setup import CONSTANTS, SOFTWARE, gpt, machine
 
 from synergy_core.errors import InputError
-from synergy_core.planner.emitters import stages
-from synergy_core.planner.enumerate import candidates
-from synergy_core.planner.families import architecture_named, mixture, transformer
-from synergy_core.planner.machine import constants_for, machine_named, software_named
-from synergy_core.planner.memory import memory
-from synergy_core.planner.plan import Plan, Recompute, plans_of
-from synergy_core.planner.search import MICRO_BATCHES, search
-from synergy_core.planner.step_time import step_time
-from synergy_core.planner.work import Limits, divisors
+from synergy_core.performance.planner.emitters import stages
+from synergy_core.performance.planner.enumerate import candidates
+from synergy_core.performance.planner.families import architecture_named, mixture, transformer
+from synergy_core.performance.planner.machine import constants_for, machine_named, software_named
+from synergy_core.performance.planner.memory import memory
+from synergy_core.performance.planner.plan import Plan, Recompute, plans_of
+from synergy_core.performance.planner.search import MICRO_BATCHES, search
+from synergy_core.performance.planner.step_time import step_time
+from synergy_core.performance.planner.work import Limits, divisors
 
 MACHINE = machine()
 

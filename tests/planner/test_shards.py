@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synergy_core.catalog import gpu_sheet
-from synergy_core.goodput.compression import compressor_named
-from synergy_core.goodput.compression._compressor import Gradients
-from synergy_core.goodput.efficiency import along_frontier
-from synergy_core.goodput.layerwise import frontier, least_of_slowest
-from synergy_core.planner.communication import held
-from synergy_core.planner.compressed import CompressedSearch, every_offer, gradients_of, stages_of
-from synergy_core.planner.families import architecture_named
-from synergy_core.planner.machine import constants_for, machine_named, software_named
-from synergy_core.planner.plan import Plan, plans_of
-from synergy_core.planner.search import Model, search
-from synergy_core.planner.step_time import step_time
+from synergy_core.performance.catalog import gpu_sheet
+from synergy_core.performance.goodput.compression import compressor_named
+from synergy_core.performance.goodput.compression._compressor import Gradients
+from synergy_core.performance.goodput.efficiency import along_frontier
+from synergy_core.performance.goodput.layerwise import frontier, least_of_slowest
+from synergy_core.performance.planner.communication import held
+from synergy_core.performance.planner.compressed import CompressedSearch, every_offer, gradients_of, stages_of
+from synergy_core.performance.planner.families import architecture_named
+from synergy_core.performance.planner.machine import constants_for, machine_named, software_named
+from synergy_core.performance.planner.plan import Plan, plans_of
+from synergy_core.performance.planner.search import Model, search
+from synergy_core.performance.planner.step_time import step_time
 
 SOFTWARE = software_named("megatron-core")
 LAYERWISE = compressor_named("powersgd-4")

@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from synergy_core.planner.communication import all_reduce_s, reduce_scatter_s
-from synergy_core.planner.families import architecture_named, mixture, transformer
-from synergy_core.planner.machine import Constants, Software, links_for, machine_named, software_named
-from synergy_core.planner.memory import memory
-from synergy_core.planner.plan import Plan, Recompute, plans_of
-from synergy_core.planner.step_time import step_time
+from synergy_core.performance.planner.communication import all_reduce_s, reduce_scatter_s
+from synergy_core.performance.planner.families import architecture_named, mixture, transformer
+from synergy_core.performance.planner.machine import Constants, Software, links_for, machine_named, software_named
+from synergy_core.performance.planner.memory import memory
+from synergy_core.performance.planner.plan import Plan, Recompute, plans_of
+from synergy_core.performance.planner.step_time import step_time
 
 GPT = transformer.Architecture(layers=24, hidden=2048, heads=16, ffn=8192, vocab=51200, seq_len=1024)
 PARAMETERS = GPT.parameters() + 2.0 * 2048  # with the final norm

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from synergy_core.commands._scoring import fit
 from synergy_core.commands.measurements.training_times import Case
-from synergy_core.planner.communication import all_gather_s, all_reduce_s
-from synergy_core.planner.families import architecture_named
-from synergy_core.planner.machine import (
+from synergy_core.performance.planner.communication import all_gather_s, all_reduce_s
+from synergy_core.performance.planner.families import architecture_named
+from synergy_core.performance.planner.machine import (
     Constants,
     Software,
     constants_for,
@@ -25,9 +25,9 @@ from synergy_core.planner.machine import (
     software_named,
     transferred,
 )
-from synergy_core.planner.plan import Plan, plans_of
-from synergy_core.planner.step_time import HOST_COPY_EFFICIENCY, HOST_UPDATE_S, StepTime, step_time
-from synergy_core.planner.work import Attention, Block, Gemm, Layers, Work, attention_s, gemm_s
+from synergy_core.performance.planner.plan import Plan, plans_of
+from synergy_core.performance.planner.step_time import HOST_COPY_EFFICIENCY, HOST_UPDATE_S, StepTime, step_time
+from synergy_core.performance.planner.work import Attention, Block, Gemm, Layers, Work, attention_s, gemm_s
 
 A100 = machine_named("a100-80gb")
 FLASH = Software("any")

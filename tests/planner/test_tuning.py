@@ -10,14 +10,14 @@ from planner_setup import asked
 
 from synergy_core.commands._settings import requested_model
 from synergy_core.errors import InputError
-from synergy_core.planner.communication import all_to_all_s, send_s
-from synergy_core.planner.families import architecture_named, mixture, transformer
-from synergy_core.planner.machine import Constants, links_for, machine_named, software_named
-from synergy_core.planner.memory import memory
-from synergy_core.planner.plan import Plan, Recompute, plans_of
-from synergy_core.planner.step_time import HOST_COPY_EFFICIENCY, step_time
-from synergy_core.planner.tuning import FROZEN_BYTES, OPTIMIZERS, tuned
-from synergy_core.planner.work import block_time
+from synergy_core.performance.planner.communication import all_to_all_s, send_s
+from synergy_core.performance.planner.families import architecture_named, mixture, transformer
+from synergy_core.performance.planner.machine import Constants, links_for, machine_named, software_named
+from synergy_core.performance.planner.memory import memory
+from synergy_core.performance.planner.plan import Plan, Recompute, plans_of
+from synergy_core.performance.planner.step_time import HOST_COPY_EFFICIENCY, step_time
+from synergy_core.performance.planner.tuning import FROZEN_BYTES, OPTIMIZERS, tuned
+from synergy_core.performance.planner.work import block_time
 
 LLAMA = replace(architecture_named("llama-2-7b")[1], seq_len=512)
 STACK = software_named("accelerate-fsdp")

@@ -10,7 +10,7 @@ from itertools import count
 import numpy as np
 from jobs import workload as jobs_of
 
-from synergy_core.cluster import Cluster, NodeType
+from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
 from synergy_core.units import on_grid
 from synergy_runs.inputs.workload import Workload
 from synergy_runs.outputs.facts import DecisionLog, EventLog, Kind, Run

@@ -8,7 +8,7 @@ import pytest
 from small_runs import cluster, drawn_workload, simulate, workload
 from test_results import write_policies
 
-from synergy_core.cluster import Cluster, NodeType
+from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
 from synergy_runs.inputs.requested import Terms
 from synergy_runs.outputs.comparison import compare
 from synergy_runs.outputs.facts import Kind, gpus_in_use

@@ -7,7 +7,7 @@ import pytest
 from small_runs import cluster, drawn_workload, simulate, workload
 
 from synergy_core.errors import InputError
-from synergy_core.scheduling.reasons import Stopped
+from synergy_core.scheduling.decisions.reasons import Stopped
 from synergy_runs.outputs.facts import Holdings, Kind, Training, as_logged, batches_in
 from synergy_runs.outputs.history import compared, history_of, parting_s
 from synergy_runs.outputs.results import write_run

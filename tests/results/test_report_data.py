@@ -10,7 +10,7 @@ from report_reading import columns_of, report_of, sections_of, unpacked
 from small_runs import cluster, drawn_workload, policies, simulate, workload
 from test_results import write_policies
 
-from synergy_core.cluster import Cluster, NodeType
+from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
 from synergy_runs.outputs.comparison import compare
 from synergy_runs.outputs.facts import binned_extremes, gpus_in, waiting_jobs
 from synergy_runs.outputs.report import write

@@ -10,7 +10,7 @@ from hypothesis import given as drawn
 from hypothesis import strategies as st
 from small_runs import cluster, drawn_workload, simulate, workload
 
-from synergy_core.cluster import Cluster, NodeType
+from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
 from synergy_core.units import GB
 from synergy_runs.outputs.facts import Kind, Shares, holdings, share_intervals, shares_in_use
 from synergy_runs.outputs.invariants import InvariantError, check

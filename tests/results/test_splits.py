@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from jobs import cluster, workload
 
-from synergy_core.cluster import Cluster, NodeType
-from synergy_core.policies import get_policy
+from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
+from synergy_core.scheduling.policies import get_policy
 from synergy_runs.outputs.metrics import summarise
 from synergy_sim.simulate import simulate
 

@@ -5,7 +5,7 @@ import pytest
 from jobs import RIGID, cluster, random_workload, workload
 
 from synergy_core.errors import InputError
-from synergy_core.policies import get_policy
+from synergy_core.scheduling.policies import get_policy
 from synergy_runs.outputs.facts import integral, waiting_jobs
 from synergy_runs.outputs.invariants import check
 from synergy_runs.outputs.metrics import job_table, summarise

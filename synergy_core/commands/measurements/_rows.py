@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from synergy_core.catalog import gpu_sheet
-from synergy_core.catalog.columns import named_in
 from synergy_core.commands.measurements._table import TableRow
-from synergy_core.planner.families import architecture_named, architecture_names, family_named, transformer
-from synergy_core.planner.machine import (
+from synergy_core.performance.catalog import gpu_sheet
+from synergy_core.performance.catalog.columns import named_in
+from synergy_core.performance.planner.families import architecture_named, architecture_names, family_named, transformer
+from synergy_core.performance.planner.machine import (
     Machine,
     Software,
     machine_named,
@@ -25,7 +25,7 @@ from synergy_core.planner.machine import (
     software_names,
     with_gradients,
 )
-from synergy_core.planner.plan import Plan
+from synergy_core.performance.planner.plan import Plan
 
 
 class UnpredictableError(Exception):

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
-from synergy_core.catalog.columns import suggest_column
 from synergy_core.errors import InputError
+from synergy_core.performance.catalog.columns import suggest_column
 
 COUNT = "a whole number of 1 or more"
 _OR_EMPTY = ", or an empty cell if it is not stated"

@@ -14,16 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from synergy_core.catalog import CATALOG, gpu_sheets, gpu_type_named, node_sheets, read_yaml
 from synergy_core.commands.measurements._rows import family_of, kind_of, sheet_name, stacked
 from synergy_core.commands.measurements._table import Measurements, Table
 from synergy_core.errors import InputError
-from synergy_core.planner.families import architecture_named, architecture_names
-from synergy_core.planner.machine import Constants, Machine, Software, machine_named, software_named
-from synergy_core.planner.memory import memory
-from synergy_core.planner.plan import Plan, Plans, Recompute, plans_of
-from synergy_core.planner.step_time import step_time
-from synergy_core.planner.work import Work
+from synergy_core.performance.catalog import CATALOG, gpu_sheets, gpu_type_named, node_sheets, read_yaml
+from synergy_core.performance.planner.families import architecture_named, architecture_names
+from synergy_core.performance.planner.machine import Constants, Machine, Software, machine_named, software_named
+from synergy_core.performance.planner.memory import memory
+from synergy_core.performance.planner.plan import Plan, Plans, Recompute, plans_of
+from synergy_core.performance.planner.step_time import step_time
+from synergy_core.performance.planner.work import Work
 from synergy_core.units import Floats, Ints
 
 DESCRIPTION = "step times of best plans (model_family, model_size, global_batch, gpu, n_gpus, iter_time_s)"

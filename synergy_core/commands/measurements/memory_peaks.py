@@ -12,9 +12,9 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from synergy_core.catalog import gpu_sheet
 from synergy_core.commands.measurements._table import Table, TableRow
 from synergy_core.commands.measurements.training_times import GIB, TrainingStep, TrainingTimes, step
+from synergy_core.performance.catalog import gpu_sheet
 
 DESCRIPTION = "memory of training runs (layers, hidden, …, tp, pp, …, mem_allocated_gib, mem_max_gib)"
 

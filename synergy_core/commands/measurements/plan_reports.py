@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from synergy_core.commands.measurements._table import Measurements, Table, TableRow
-from synergy_core.planner.machine import DEFAULT_SOFTWARE
+from synergy_core.performance.planner.machine import DEFAULT_SOFTWARE
 
 DESCRIPTION = "reports of plans (id, arguments, iter_time_s, peak_mem_gib, verdict)"
 VERDICTS = {"fits": True, "oom": False, "": None}

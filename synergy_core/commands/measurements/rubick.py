@@ -21,10 +21,10 @@ from typing import Any
 from synergy_core.commands.measurements._rows import Setting, family_of
 from synergy_core.commands.measurements._table import Table, TableRow
 from synergy_core.commands.measurements.training_times import TrainingStep, TrainingTimes
-from synergy_core.planner.families import architecture_named
-from synergy_core.planner.machine import Machine, machine_named, software_named
-from synergy_core.planner.memory import memory
-from synergy_core.planner.plan import Plan, Recompute, plans_of
+from synergy_core.performance.planner.families import architecture_named
+from synergy_core.performance.planner.machine import Machine, machine_named, software_named
+from synergy_core.performance.planner.memory import memory
+from synergy_core.performance.planner.plan import Plan, Recompute, plans_of
 
 DESCRIPTION = "Rubick's iteration times (model, plan, pp, tp, dp, gpus_per_node_used, gpus, iter_time_s)"
 

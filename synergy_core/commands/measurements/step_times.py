@@ -16,7 +16,7 @@ import numpy as np
 
 from synergy_core.commands.measurements._table import COUNT, Table, is_count
 from synergy_core.errors import InputError
-from synergy_core.goodput.throughput import ObservedSteps
+from synergy_core.performance.goodput.throughput import ObservedSteps
 from synergy_core.units import Floats, Ints
 
 DESCRIPTION = "step times (placement, or num_nodes and num_replicas; local_bsz, step_time, sync_time)"

@@ -19,14 +19,14 @@ from typing import Any
 
 import numpy as np
 
-from synergy_core.catalog.columns import named_in
 from synergy_core.commands.measurements import _rows
 from synergy_core.commands.measurements._rows import Setting, UnpredictableError
 from synergy_core.commands.measurements._table import Measurements, Table, TableRow
-from synergy_core.planner.machine import Constants, Machine, Software
-from synergy_core.planner.plan import Plan, Plans, Recompute, plans_of
-from synergy_core.planner.step_time import step_time
-from synergy_core.planner.work import Work
+from synergy_core.performance.catalog.columns import named_in
+from synergy_core.performance.planner.machine import Constants, Machine, Software
+from synergy_core.performance.planner.plan import Plan, Plans, Recompute, plans_of
+from synergy_core.performance.planner.step_time import step_time
+from synergy_core.performance.planner.work import Work
 from synergy_core.units import Floats, Ints
 
 GIB = 2.0**30

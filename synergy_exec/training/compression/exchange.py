@@ -16,11 +16,11 @@ from torch.distributed import GradBucket, ProcessGroup  # type: ignore[attr-defi
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from synergy_core.goodput.compression import compressors
-from synergy_core.goodput.compression._compressor import Compressor, Gradients, LayerSizes
-from synergy_core.goodput.compression.powersgd import PowerSgd
-from synergy_core.goodput.efficiency import GradientErrors, Offer
-from synergy_core.planner.plan import Plan
+from synergy_core.performance.goodput.compression import compressors
+from synergy_core.performance.goodput.compression._compressor import Compressor, Gradients, LayerSizes
+from synergy_core.performance.goodput.compression.powersgd import PowerSgd
+from synergy_core.performance.goodput.efficiency import GradientErrors, Offer
+from synergy_core.performance.planner.plan import Plan
 from synergy_exec.training.compression.layers import PLAIN, CompressorByLayer, GradientLayer, HeldBack, Piece
 from synergy_exec.training.compression.schemes import send
 from synergy_exec.training.compression.wire import Clock, LoneWire, Sketch, Watch, Wire

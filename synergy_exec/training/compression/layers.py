@@ -1,7 +1,7 @@
 """The layers whose gradients replicas exchange, the compressor of each, and its error feedback.
 
 The core defines the compressors: names, layers that they can compress, and bytes sent
-(synergy_core/goodput/compression). `schemes/` carries them out, one file per scheme.
+(synergy_core/performance/goodput/compression). `schemes/` carries them out, one file per scheme.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from synergy_core.errors import InputError
-from synergy_core.goodput.compression import compressor_named
-from synergy_core.goodput.compression._compressor import Compressor, LayerSizes, all_reduced
+from synergy_core.performance.goodput.compression import compressor_named
+from synergy_core.performance.goodput.compression._compressor import Compressor, LayerSizes, all_reduced
 
 PLAIN = compressor_named("none")
 

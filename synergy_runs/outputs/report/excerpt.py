@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from synergy_core.cluster import BOARD_GPUS
+from synergy_core.scheduling.jobs.cluster import BOARD_GPUS
 from synergy_core.units import DAY_S, HOUR_S, Floats
 from synergy_runs.outputs.facts import (
     Events,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from synergy_core.policies import policy_names
+from synergy_core.scheduling.policies import policy_names
 from synergy_core.units import DAY_S, HOUR_S, Floats
 from synergy_runs.outputs.comparison import ComparedPolicy
 from synergy_runs.outputs.facts import AS_LOGGED

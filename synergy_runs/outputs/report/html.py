@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from synergy_core.errors import InputError
-from synergy_core.scheduling.reasons import Stopped
+from synergy_core.scheduling.decisions.reasons import Stopped
 from synergy_core.units import Floats
 from synergy_runs.numbers import three_digits, unit_of_times
 from synergy_runs.outputs.comparison import ComparedPolicy, Comparison

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from synergy_core.scheduling.reasons import Stopped
+from synergy_core.scheduling.decisions.reasons import Stopped
 from synergy_runs.files import atomic_file
 from synergy_runs.inputs.keys import FigureFormat, Figures
 from synergy_runs.outputs.comparison import ComparedPolicy, Comparison, compare

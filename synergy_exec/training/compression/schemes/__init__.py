@@ -1,4 +1,4 @@
-"""How compressors exchange gradients: a file per scheme of synergy_core/goodput/compression, with the same name.
+"""How compressors exchange gradients: a file per scheme of the core's goodput/compression, with the same name.
 
 A module has a function `exchange(pieces, wire, watch)`, which makes every piece's gradient the mean over the wire's
 replicas; all replicas call it with the same layers. `watch` records the squared norms of the compressor's input and of

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from synergy_core.goodput.compression.powersgd import PowerSgd
+from synergy_core.performance.goodput.compression.powersgd import PowerSgd
 from synergy_exec.training.compression.layers import Piece
 from synergy_exec.training.compression.wire import Watch, Wire
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from synergy_core.goodput.compression._compressor import Compressor
-from synergy_core.goodput.compression.quantised import BUCKET, Quantised
+from synergy_core.performance.goodput.compression._compressor import Compressor
+from synergy_core.performance.goodput.compression.quantised import BUCKET, Quantised
 from synergy_exec.training.compression.layers import Piece, by_compressor
 from synergy_exec.training.compression.wire import Watch, Wire
 

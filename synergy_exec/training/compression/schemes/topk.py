@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from synergy_core.goodput.compression.topk import TopK
+from synergy_core.performance.goodput.compression.topk import TopK
 from synergy_exec.training.compression.layers import Piece
 from synergy_exec.training.compression.wire import Watch, Wire
 

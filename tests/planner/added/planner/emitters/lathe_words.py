@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from synergy_core.planner.emitters import PlannedLaunch
-from synergy_core.planner.options import Stated, whole_plan
+from synergy_core.performance.planner.emitters import PlannedLaunch
+from synergy_core.performance.planner.options import Stated, whole_plan
 
 SUMMARY = "words of Lathe's"
 SOFTWARE = ("lathe",)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from synergy_core.errors import InputError
-from synergy_core.planner.machine import Software
-from synergy_core.planner.plan import Plans
-from synergy_core.planner.work import Amount, Block, Gemm, Layers, Limits, Work
+from synergy_core.performance.planner.machine import Software
+from synergy_core.performance.planner.plan import Plans
+from synergy_core.performance.planner.work import Amount, Block, Gemm, Layers, Limits, Work
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,400 @@
+"""Lanes with preemption, which make the decision of the greedy walk (`lanes.py`) without visiting every job.
+
+Running jobs are kept in one sorted list. A waiting job is admitted if and only if it fits beside the jobs before it. If
+only counts matter, it fits if its size is at most the free GPUs plus those of the running jobs with larger keys, and
+admitting it displaces only jobs in the shortest tail of the list that frees enough. If GPUs must lie together, a job
+may take, on each node, the free GPUs and those of the running jobs with larger keys.
+
+Both conditions depend only on the jobs earlier in the order, so decisions on later jobs cannot make an earlier job fit.
+A form whose first job did not fit is tried again only after a running job ends, stops or gets a larger key.
+"""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_left, insort
+from heapq import heappop, heappush, heapreplace
+from typing import Any
+
+from synergy_core.scheduling.decisions.lanes import NOTHING, Form, Lane, drop_stale
+from synergy_core.scheduling.decisions.order import Entry, after_jump, next_jump_s
+from synergy_core.scheduling.jobs.cluster import Cluster
+from synergy_core.scheduling.jobs.record import NEVER, Decision, Job, Placed
+from synergy_core.scheduling.placement.one_job import Placement, whole_nodes
+from synergy_core.scheduling.policies import OrderingPolicy
+
+
+class PreemptiveLane(Lane):
+    """Waiting jobs with smaller keys displace running jobs; a job may take any free GPUs.
+
+    A job's ticket is its entry in a heap or in the running list; a heap entry that is no longer its job's ticket is
+    stale and is dropped when it reaches the top. `_untried`: the heaps whose first job may fit. The first job of any
+    other heap did not fit when last tried; since then no GPUs were freed and no running job got a larger key. (With the
+    clock, keys of running jobs only fall.) `_first`: the waiting job with the smallest key, or None if unknown.
+    `_changes`: (instant of a key's next jump, serial number, job, its ticket). `_started`: (job, ticket, decision
+    instant) of started jobs whose keys are computed again before the next decision: a start changes a job's remaining
+    time, which is known only once the driver has carried out the start.
+    """
+
+    def __init__(self, policy: OrderingPolicy, cluster: Cluster, placement: Placement, quotas: dict[str, int]) -> None:
+        super().__init__(policy, cluster, placement, quotas)
+        self._heaps: dict[Form, list[Entry]] = {}
+        self._running: list[Entry] = []
+        self._changes: list[tuple[float, int, Job, object]] = []
+        self._serial = itertools.count()
+        self._falls = policy.falls_while_running
+        self._jumps = policy.next_change is not None
+        self._untried: dict[Form, list[Entry]] = {}
+        self._started: list[tuple[Job, Any, float]] = []
+        self._due = False
+        self._first: Entry | None = None
+
+    def _wait(self, job: Job, since_s: float) -> None:
+        self._push(job, (self._key(job), job.job_id, job))
+        if self._jumps:
+            self._expect_change(job, since_s)
+
+    def _push(self, job: Job, entry: Entry) -> None:
+        job.ticket = entry
+        self._first = None
+        form = self._form(job) if self.together else (job.gpus, True)
+        heap = self._heaps.setdefault(form, [])
+        heappush(heap, entry)
+        if heap[0] is entry:
+            self._untried[form] = heap
+
+    def leave(self, job: Job) -> None:
+        super().leave(job)
+        self._remove_running(job.ticket)
+        self.retry()
+        job.ticket = None
+
+    def retry(self) -> None:
+        self._untried.update(self._heaps)
+
+    def _remove_running(self, entry: Any) -> None:
+        running = self._running
+        del running[bisect_left(running, entry)]
+
+    def _move_running(self, ticket: Any, entry: Entry) -> None:
+        """Moves a running job whose key has changed to its new position."""
+        entry[2].ticket = entry
+        running = self._running
+        index = bisect_left(running, ticket)
+        if ticket < entry and (index + 1 == len(running) or entry < running[index + 1]):
+            running[index] = entry
+        else:
+            del running[index]
+            insort(running, entry)
+
+    def started(self, job: Job, now_s: float) -> None:
+        if self._jumps:
+            self._expect_change(job, now_s)
+        if self._falls:
+            self._started.append((job, job.ticket, now_s))
+
+    def _expect_change(self, job: Job, now_s: float) -> None:
+        """Records when the job's key next jumps; called when the job begins to wait, starts or jumps."""
+        instant_s = next_jump_s(self.policy, job, now_s)
+        if instant_s is not None:
+            heappush(self._changes, (instant_s, next(self._serial), job, job.ticket))
+
+    def next_change_s(self, now_s: float) -> float:
+        """The next instant at which a key jumps, if jobs wait; inf if none is known.
+
+        Applies the jumps that are due, and returns `now_s` if one of them can change which jobs run. While no job
+        waits, jumps do not matter; they are applied later, as of their instants.
+        """
+        if not self.waiting:
+            return NEVER
+        changes = self._changes
+        if not self._due and changes and changes[0][0] <= now_s:
+            self._due = self._apply_changes(now_s)
+        if self._due:
+            return now_s
+        while changes and changes[0][2].ticket is not changes[0][3]:
+            heappop(changes)
+        return changes[0][0] if changes else NEVER
+
+    def _apply_changes(self, now_s: float) -> bool:
+        """Applies the jumps that are due; returns whether any of them can change which jobs run.
+
+        If a running job still comes before all waiting jobs after its jump, nothing changes.
+        """
+        matters = False
+        changes = self._changes
+        while changes and changes[0][0] <= now_s:
+            instant_s, _, job, ticket = changes[0]
+            if job.ticket is not ticket:
+                heappop(changes)
+                continue
+            entry = (after_jump(self.policy, job, instant_s), job.job_id, job)
+            if not job.running:
+                self._push(job, entry)
+                matters = True
+            else:
+                if entry != ticket:
+                    self._move_running(ticket, entry)
+                if not matters:
+                    if self._first is None:
+                        self._first = self._first_waiting()
+                    matters = self._first is not None and self._first < entry
+            next_s = next_jump_s(self.policy, job, job.settled_s)  # `after_jump` has settled the job
+            if next_s is None:
+                heappop(changes)
+            else:
+                heapreplace(changes, (next_s, next(self._serial), job, job.ticket))
+        if matters:
+            self.retry()
+        return matters
+
+    def _first_waiting(self) -> Entry | None:
+        """The waiting job with the smallest key."""
+        for heap in self._heaps.values():
+            drop_stale(heap)
+        return min((heap[0] for heap in self._heaps.values() if heap), default=None)
+
+    def decide(self, now_s: float) -> Decision[Job]:
+        if self.together:
+            self._relax(now_s)
+        if not self.waiting:
+            return NOTHING
+        self._due = False
+        if self._changes and self._changes[0][0] <= now_s:
+            self._apply_changes(now_s)
+        for job, ticket, decided_s in self._started:
+            if job.ticket is ticket and job.running:
+                key = self._key(job)
+                entry = ((key[0] + decided_s, *key[1:]), job.job_id, job)
+                if entry != ticket:
+                    self._move_running(ticket, entry)
+                    self.retry()
+        self._started.clear()
+        stopped: dict[int, Job] = {}
+        started: dict[int, Job] = {}
+        displaced: dict[int, Entry] = {}
+        # If only counts matter, a displaced job fits again only after a later job has displaced other jobs too.
+        returning = displaced if self.together else {}
+        while (here := self._next_admitted(now_s, returning)) is not None:
+            _, job_id, job = here
+            started[job_id] = job
+            if displaced.pop(job_id, None) is None:
+                heappop(self._heaps[self._form(job) if self.together else (job.gpus, True)])
+                self.waiting -= 1
+            left = self.left
+            gone = self._let_in(here)
+            if gone and (self.together or self.left > left):  # the freed GPUs may be enough for later jobs
+                self.retry()
+                if displaced:
+                    returning = displaced
+            for entry in gone:
+                displaced[entry[1]] = entry
+                stopped[entry[1]] = entry[2]
+        for entry in displaced.values():
+            entry[2].ticket = None
+        return self._answer(stopped, started, now_s) if started else NOTHING
+
+    def _answer(self, stopped: dict[int, Job], started: dict[int, Job], now_s: float) -> Decision[Job]:
+        """The decision. Jobs that were displaced and admitted again keep running on their GPUs."""
+        return Decision(
+            [(job, job.placement) for job_id, job in stopped.items() if job_id not in started],
+            [(job, ()) for job_id, job in started.items() if job_id not in stopped],
+        )
+
+    def _next_admitted(self, now_s: float, displaced: dict[int, Entry]) -> Entry | None:
+        """The first waiting or displaced job of the walk that fits, as an entry for the running list.
+
+        In the running list, a key that falls with the clock is replaced by the instant at which it reaches zero.
+        """
+        self._first = None
+        best: Entry | None = None
+        free, running, together, falls = self.left, self._running, self.together, self._falls
+        worst = running[-1] if running else None
+        left: dict[Form, list[Entry]] = {}
+        for form, heap in self._untried.items():
+            while heap:
+                here = heap[0]
+                job = here[2]
+                if job.ticket is here:
+                    break
+                heappop(heap)
+            else:
+                continue
+            enough = job.gpus <= free
+            if falls:
+                key = here[0]
+                zero_s = key[0] + now_s
+                if not enough and (worst is None or worst[0][0] < zero_s):
+                    continue
+                here = ((zero_s, *key[1:]), here[1], job)
+            if best is not None and best < here:
+                left[form] = heap
+            elif (enough and not together) or (
+                (enough or (worst is not None and here < worst)) and self._fits(here, free)
+            ):
+                best = here
+                left[form] = heap
+        self._untried = left
+        for here in displaced.values():
+            if (best is None or here < best) and self._fits(here, free):
+                best = here
+        return best
+
+    def _fits(self, here: Entry, free: int) -> bool:
+        """Whether the free GPUs and those of the running jobs behind this position are enough."""
+        need = here[2].gpus - free
+        for behind in reversed(self._running):
+            if need <= 0 or behind < here:
+                break
+            need -= behind[2].gpus
+        return need <= 0
+
+    def _let_in(self, here: Entry) -> list[Entry]:
+        """Admits a job that fits; returns the jobs that it displaced.
+
+        Running jobs release their GPUs, the last in order first, until the job fits. Then each of these jobs, the first
+        in order first, takes its GPUs back if the admitted job still fits beside it.
+        """
+        running, job = self._running, here[2]
+        left = self.left - job.gpus
+        gone: list[Entry] = []
+        if left < 0:
+            first = len(running)
+            while left < 0:
+                first -= 1
+                left += running[first][2].gpus
+            let_go = running[first:]
+            del running[first:]
+            for entry in let_go:
+                if entry[2].gpus <= left:
+                    left -= entry[2].gpus
+                    running.append(entry)
+                else:
+                    gone.append(entry)
+        self.left = left
+        job.ticket = here
+        insort(running, here)
+        return gone
+
+
+class PreemptiveNodeLane(PreemptiveLane):
+    """Like `PreemptiveLane` if a job's GPUs must lie together. Displaced jobs that fit on other GPUs move there.
+
+    `_on_node`: by node, (entry, number of GPUs there) of its running jobs, in order. `_given`: the GPUs of jobs that
+    the present decision admits.
+    """
+
+    def __init__(self, *of_lane: Any) -> None:
+        super().__init__(*of_lane)
+        self._given: dict[int, Placed] = {}
+        self._on_node: dict[int, list[tuple[Entry, int]]] = {node: [] for node in self.pool.capacity}
+
+    def next_change_s(self, now_s: float) -> float:
+        return min(super().next_change_s(now_s), self._patience.next_s())
+
+    def _add_to_nodes(self, entry: Entry, placed: Placed) -> None:
+        for node, mask in placed:
+            insort(self._on_node[node], (entry, mask.bit_count()))
+
+    def _remove_running(self, entry: Any) -> None:
+        super()._remove_running(entry)
+        for node, mask in entry[2].placement:
+            here = self._on_node[node]
+            del here[bisect_left(here, (entry, mask.bit_count()))]
+
+    def _move_running(self, ticket: Any, entry: Entry) -> None:
+        self._remove_running(ticket)
+        insort(self._running, entry)
+        self._add_to_nodes(entry, entry[2].placement)
+        entry[2].ticket = entry
+
+    def _answer(self, stopped: dict[int, Job], started: dict[int, Job], now_s: float) -> Decision[Job]:
+        """The decision. Jobs admitted again on other GPUs move, unless only the GPUs within their nodes differ."""
+        given, self._given = self._given, {}
+        back = {job_id: job.placement for job_id, job in stopped.items() if job_id in started}
+        stay = self.placement.put_back(given, back)
+        if self._falls:
+            self._started += [(started[each], started[each].ticket, now_s) for each in back if each not in stay]
+        return Decision(
+            [(job, job.placement) for job_id, job in stopped.items() if job_id not in stay],
+            [(job, given[job_id]) for job_id, job in started.items() if job_id not in stay],
+        )
+
+    def _has_room(self, gpus: int, scattered: bool) -> bool:
+        """Whether quota and free GPUs suffice."""
+        return gpus <= self.left and self.pool.find(gpus, scattered) is not None
+
+    def _fits(self, here: Entry, free: int) -> bool:
+        """Whether the job fits on the GPUs that no job before it holds."""
+        gpus, scattered = self._form(here[2])
+        if self._has_room(gpus, scattered):
+            return True
+        if not self._running or self._running[-1] < here or not super()._fits(here, free):
+            return False
+        pool = self.pool
+        if scattered:
+            return super()._fits(here, pool.gpus)
+        one_node = gpus < len(pool.by_free)
+        enough = gpus if one_node else len(pool.by_free)  # more than any node has
+        by_room, free_on = [0] * len(pool.by_free), pool.free_count
+        for node, held in self._on_node.items():
+            room = free_on[node]
+            for entry, count in reversed(held):
+                if room >= enough or entry < here:
+                    break
+                room += count
+            if room >= enough:
+                return True
+            if not one_node:
+                by_room[room] |= pool.bit_of[node]
+        return not one_node and whole_nodes(by_room, pool.of_size, gpus) is not None
+
+    def _let_in(self, here: Entry) -> list[Entry]:
+        gpus, scattered = self._form(here[2])
+        let_go: list[Entry] = []
+        gone: list[Entry] = []
+        victims = reversed(self._likely(here, gpus, scattered))
+        while not self._has_room(gpus, scattered):
+            entry = next(victims)
+            self.pool.release(entry[2].placement)
+            self.left += entry[2].gpus
+            let_go.append(entry)
+        for entry in reversed(let_go):
+            self.pool.claim(entry[2].placement)
+            self.left -= entry[2].gpus
+            if not self._has_room(gpus, scattered):
+                self.pool.release(entry[2].placement)
+                self.left += entry[2].gpus
+                self._remove_running(entry)
+                gone.append(entry)
+        placed = self.pool.place(gpus, scattered)
+        assert placed is not None
+        self._given[here[1]] = placed
+        here[2].ticket = here
+        self.left -= gpus
+        insort(self._running, here)
+        self._add_to_nodes(here, placed)
+        return gone
+
+    def _likely(self, here: Entry, gpus: int, scattered: bool) -> list[Entry]:
+        """The running jobs, in order, among which `_let_in` finds the jobs to displace.
+
+        If the job needs part of one node, these are only the jobs on the best nodes, where the displaced jobs come
+        latest in the order. Jobs on other nodes would release their GPUs and take them back.
+        """
+        quota_is_short = self.left < gpus and self.left != self.pool.gpus
+        if scattered or gpus >= len(self.pool.by_free) or quota_is_short:
+            return self._running
+        best: Entry | None = None
+        nodes: list[int] = []
+        for node, held in self._on_node.items():
+            room = self.pool.free_count[node]
+            for entry, count in reversed(held):
+                if entry < here or (best is not None and entry < best):
+                    break
+                room += count
+                if room >= gpus:
+                    nodes = [*nodes, node] if entry is best else [node]
+                    best = entry
+                    break
+        return sorted({entry for node in nodes for entry, _ in self._on_node[node]})
