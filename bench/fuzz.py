@@ -49,6 +49,7 @@ import planned_models
 import test_lending
 from cases import POLICIES, RIGID, SHORTER, Case, random_case, smaller, typed
 
+from synergy_runs.inputs import from_settings
 from synergy_runs.outputs.invariants import check
 
 MAX_CPU_S = 20.0

@@ -183,7 +183,8 @@ def from_rows(
     """The jobs of `rows` submitted in `window`, in order of submission (stable); times count from the window's start.
 
     window: see `parse_window`. first_s: start of a window without a date, by default the first submission.
-    before: whether to add all jobs submitted earlier, at negative times; `from_settings.cut` keeps those that reach into it.
+    before: whether to add all jobs submitted earlier, at negative times; `from_settings.cut` keeps those that reach
+    into it.
     Raises InputError if no job was submitted in the window.
     """
     submit_s = rows.submit_s
