@@ -14,7 +14,7 @@ import numpy as np
 from synergy_core.scheduling.decisions.protocol import Scheduler
 from synergy_core.scheduling.decisions.scheduler import scheduler_for
 from synergy_core.scheduling.jobs.cluster import Cluster
-from synergy_core.scheduling.jobs.state import Allocations, ClusterState
+from synergy_core.scheduling.jobs.views import Allocations, ClusterState
 from synergy_core.scheduling.policies import Policy, SharingPolicy
 from synergy_core.units import on_grid
 from synergy_runs.inputs.from_settings import check_fit

@@ -10,7 +10,7 @@ from synergy_core.scheduling.jobs.beliefs import Beliefs
 from synergy_core.scheduling.jobs.fitted import SynergyTask
 from synergy_core.scheduling.jobs.reports import MAX_OBSERVED, Observations, refresh_models
 from synergy_core.scheduling.jobs.spec import JobSpec, Shape, StepReport, powers_and_whole_nodes
-from synergy_core.scheduling.jobs.state import GoodputState
+from synergy_core.scheduling.jobs.views import GoodputState
 from synergy_sim.execution import Costs
 
 MACHINES = three_types()

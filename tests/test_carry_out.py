@@ -9,7 +9,7 @@ from jobs import cluster, workload
 from synergy_core.scheduling.decisions.allocation import Placer, Snapshots
 from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
 from synergy_core.scheduling.jobs.record import Job, gpus_in
-from synergy_core.scheduling.jobs.state import Allocations, ClusterState
+from synergy_core.scheduling.jobs.views import Allocations, ClusterState
 from synergy_core.scheduling.policies import get_policy
 from synergy_runs.outputs.facts import Kind
 from synergy_sim.simulate import simulate

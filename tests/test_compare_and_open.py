@@ -19,7 +19,7 @@ LOG = "submit_time,duration_s,gpus,user\n" + "".join(
 ON = {"cluster.nodes": 2, "cluster.gpus_per_node": 4, "cluster.placement": "spread"}
 JUMP = '''
 from synergy_core.scheduling.policies import ordering_policy
-from synergy_core.scheduling.jobs.state import JobView
+from synergy_core.scheduling.jobs.views import JobView
 
 @ordering_policy()
 def jump(job: JobView) -> tuple[float]:

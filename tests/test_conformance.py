@@ -12,7 +12,7 @@ import pytest
 from training_jobs import policy_named
 
 from synergy_core.scheduling.decisions.conformance import conforms
-from synergy_core.scheduling.jobs.state import Allocations
+from synergy_core.scheduling.jobs.views import Allocations
 from synergy_core.scheduling.policies import get_policy, policy_names
 from synergy_core.scheduling.policies._check import NOW_S, RULES, BrokenRuleError
 
@@ -217,7 +217,7 @@ def test_round_that_no_float_holds_exactly_is_carried_out(round_s, few):
 PLUG_IN = '''"""Narrow jobs first."""
 
 from synergy_core.scheduling.policies import ordering_policy
-from synergy_core.scheduling.jobs.state import JobView
+from synergy_core.scheduling.jobs.views import JobView
 
 
 @ordering_policy(backfill="greedy")

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 POLICY = '''"""Small jobs first."""
 
 from synergy_core.scheduling.policies import ordering_policy
-from synergy_core.scheduling.jobs.state import JobView
+from synergy_core.scheduling.jobs.views import JobView
 
 
 @ordering_policy(preemptive=False)

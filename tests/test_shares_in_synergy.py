@@ -8,7 +8,7 @@ from training_jobs import random_training, run, t4s
 
 from synergy_core.performance.goodput.pipeline import Pipeline
 from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
-from synergy_core.scheduling.jobs.state import _worth_trying
+from synergy_core.scheduling.jobs.views import _worth_trying
 from synergy_core.scheduling.policies import get_policy
 from synergy_core.units import GB, MB
 from synergy_runs.outputs.metrics import job_table

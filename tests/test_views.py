@@ -13,7 +13,7 @@ from synergy_core.scheduling import policies
 from synergy_core.scheduling.decisions.allocation import AllocationScheduler
 from synergy_core.scheduling.decisions.conformance import conforms
 from synergy_core.scheduling.jobs.record import Job
-from synergy_core.scheduling.jobs.state import (
+from synergy_core.scheduling.jobs.views import (
     JOB_VIEWS,
     Allocations,
     ClusterState,

@@ -72,7 +72,7 @@ def test_json_is_read_where_a_list_of_mappings_is_wanted():
 
 
 POLICY = """from synergy_core.scheduling.policies import allocation_policy, ordering_policy
-from synergy_core.scheduling.jobs.state import Allocations, ClusterState, JobView
+from synergy_core.scheduling.jobs.views import Allocations, ClusterState, JobView
 
 
 {}

@@ -8,7 +8,7 @@ import numpy as np
 from jobs import workload
 
 from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
-from synergy_core.scheduling.jobs.state import Allocations
+from synergy_core.scheduling.jobs.views import Allocations
 from synergy_core.scheduling.policies import AllocationPolicy, get_policy, policy_names
 from synergy_runs.inputs.workload import Workload
 from synergy_runs.outputs.invariants import check

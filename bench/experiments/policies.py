@@ -13,7 +13,7 @@ from runner.tables import number, table
 
 from synergy_core.performance.goodput.calibration import spearman
 from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
-from synergy_core.scheduling.jobs.state import Allocations, ClusterState, OracleClusterState
+from synergy_core.scheduling.jobs.views import Allocations, ClusterState, OracleClusterState
 from synergy_core.scheduling.policies import Policy, get_policy
 from synergy_core.units import DAY_S, HOUR_S, on_grid
 from synergy_runs.generators import generate

@@ -8,7 +8,7 @@ from synergy_core.errors import InputError
 from synergy_core.scheduling.allocator import Explanation, explain
 from synergy_core.scheduling.allocator.nodes import explain_placed
 from synergy_core.scheduling.jobs.cluster import Cluster
-from synergy_core.scheduling.jobs.state import Allocations, ClusterState
+from synergy_core.scheduling.jobs.views import Allocations, ClusterState
 from synergy_core.scheduling.policies._choice import Placed, Solved
 
 

@@ -27,7 +27,7 @@ from synergy_core.scheduling.jobs.planned import ProfiledTask
 from synergy_core.scheduling.jobs.record import Decision, Job, Placed, gpus_in
 from synergy_core.scheduling.jobs.reports import Theta
 from synergy_core.scheduling.jobs.spec import Shape, StepReport
-from synergy_core.scheduling.jobs.state import ClusterState
+from synergy_core.scheduling.jobs.views import ClusterState
 from synergy_core.scheduling.policies import Policy
 from synergy_exec.controller.decider import FEWEST_STEPS, SAME_BATCH_FRACTION, Decider, Orders
 from synergy_exec.controller.jobs import ExecutedJob

@@ -21,7 +21,8 @@ from synergy_core.scheduling.jobs.planned import PlannedSpeeds, ProfiledSpeeds
 from synergy_core.scheduling.jobs.quotas import Quotas
 from synergy_core.scheduling.jobs.record import NEVER, Decision, Job, Placed
 from synergy_core.scheduling.jobs.spec import Shape
-from synergy_core.scheduling.jobs.state import (
+from synergy_core.scheduling.jobs.testbed_profiles import Profile, degrees_of
+from synergy_core.scheduling.jobs.views import (
     SIZE_LIMITS,
     Allocations,
     ClusterState,
@@ -29,7 +30,6 @@ from synergy_core.scheduling.jobs.state import (
     OracleClusterState,
     OracleGoodputState,
 )
-from synergy_core.scheduling.jobs.testbed_profiles import Profile, degrees_of
 from synergy_core.scheduling.placement.one_job import Patience, Placement, make_room, per_node
 from synergy_core.scheduling.placement.whole_round import packing
 from synergy_core.scheduling.policies import AllocationPolicy

@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from synergy_core.scheduling.jobs.quotas import Quotas
-from synergy_core.scheduling.jobs.state import Allocations, ClusterState, GoodputState
+from synergy_core.scheduling.jobs.views import Allocations, ClusterState, GoodputState
 from synergy_core.scheduling.policies import AllocationPolicy
 from synergy_core.units import Bools, Ints
 

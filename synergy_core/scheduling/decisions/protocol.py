@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from synergy_core.scheduling.jobs.record import AnyJob, Decision
-from synergy_core.scheduling.jobs.state import Allocations, ClusterState
+from synergy_core.scheduling.jobs.views import Allocations, ClusterState
 
 
 class Scheduler(Protocol[AnyJob]):

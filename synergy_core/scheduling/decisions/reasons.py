@@ -19,7 +19,7 @@ from synergy_core.scheduling.decisions.sharing import Needs
 from synergy_core.scheduling.jobs.cluster import Cluster, Share
 from synergy_core.scheduling.jobs.quotas import Quotas
 from synergy_core.scheduling.jobs.record import NEVER, AnyJob, Job, Placed, gpus_in
-from synergy_core.scheduling.jobs.state import ClusterState, EstimatedClusterState
+from synergy_core.scheduling.jobs.views import ClusterState, EstimatedClusterState
 from synergy_core.scheduling.placement.one_job import Patience, Placement
 from synergy_core.scheduling.policies import OrderingPolicy, Policy, SharingPolicy
 from synergy_core.scheduling.policies.mechanisms._round import Grant, Hosts

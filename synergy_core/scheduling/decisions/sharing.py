@@ -18,7 +18,7 @@ from synergy_core.scheduling.jobs.cluster import Cluster, NodeType, Share
 from synergy_core.scheduling.jobs.quotas import Quotas
 from synergy_core.scheduling.jobs.record import NEVER, Decision, Job, Placed, by_request
 from synergy_core.scheduling.jobs.spec import JobSpec
-from synergy_core.scheduling.jobs.state import EstimatedClusterState
+from synergy_core.scheduling.jobs.views import EstimatedClusterState
 from synergy_core.scheduling.placement.one_job import Placement
 from synergy_core.scheduling.policies import AllocationPolicy, OrderingPolicy, SharingPolicy
 from synergy_core.scheduling.policies.mechanisms import Answer

@@ -17,7 +17,7 @@ from typing import Generic
 
 from synergy_core.scheduling.decisions.protocol import Scheduler
 from synergy_core.scheduling.jobs.record import NEVER, AnyJob, Decision
-from synergy_core.scheduling.jobs.state import Allocations, ClusterState
+from synergy_core.scheduling.jobs.views import Allocations, ClusterState
 from synergy_core.scheduling.policies import OrderingPolicy, Policy, SharingPolicy
 from synergy_core.units import TICK_S, grid_ceil
 

@@ -1,4 +1,4 @@
-"""The scheduler's record of a job. `synergy_core.scheduling.jobs.state` defines what policies see of it."""
+"""The scheduler's record of a job. `synergy_core.scheduling.jobs.views` defines what policies see of it."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from synergy_core import module_names
 from synergy_core.errors import InputError, unknown
 from synergy_core.scheduling.jobs.beliefs import Information, InputKnowledge
 from synergy_core.scheduling.jobs.record import Job
-from synergy_core.scheduling.jobs.state import (
+from synergy_core.scheduling.jobs.views import (
     JOB_VIEWS,
     STATES,
     Allocations,

@@ -21,7 +21,7 @@ from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
 from synergy_core.scheduling.jobs.fitted import SynergyTask
 from synergy_core.scheduling.jobs.record import Placed
 from synergy_core.scheduling.jobs.spec import JobSpec, Shape, StepReport
-from synergy_core.scheduling.jobs.state import SIZE_LIMITS, Allocations, ClusterState, GoodputState
+from synergy_core.scheduling.jobs.views import SIZE_LIMITS, Allocations, ClusterState, GoodputState
 from synergy_core.scheduling.policies import (
     BATCH,
     SAMPLE_S,

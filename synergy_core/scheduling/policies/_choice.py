@@ -12,7 +12,7 @@ from synergy_core.scheduling.allocator.nodes import NodeGroups, NodeProblem, Nod
 from synergy_core.scheduling.allocator.problem import proven, relative_gap
 from synergy_core.scheduling.jobs.quotas import fewest
 from synergy_core.scheduling.jobs.spec import Configurations
-from synergy_core.scheduling.jobs.state import Allocations, GoodputState, ShareLevels
+from synergy_core.scheduling.jobs.views import Allocations, GoodputState, ShareLevels
 from synergy_core.units import Floats, Ints
 
 SHARES_GAP = 0.005

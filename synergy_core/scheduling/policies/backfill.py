@@ -1,6 +1,6 @@
 """First in, first out with greedy backfill: any job that fits runs. Jobs that need many GPUs may starve."""
 
-from synergy_core.scheduling.jobs.state import JobView
+from synergy_core.scheduling.jobs.views import JobView
 from synergy_core.scheduling.policies import ordering_policy
 from synergy_core.scheduling.policies.fifo import submitted
 

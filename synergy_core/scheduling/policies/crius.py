@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from synergy_core.scheduling.jobs.beliefs import BatchLimit
 from synergy_core.scheduling.jobs.spec import Configurations
-from synergy_core.scheduling.jobs.state import Allocations, GoodputState
+from synergy_core.scheduling.jobs.views import Allocations, GoodputState
 from synergy_core.scheduling.policies import allocation_policy
 from synergy_core.scheduling.policies._choice import RowRoom
 from synergy_core.units import Floats, Ints

@@ -1,6 +1,6 @@
 """EASY backfill (Lifka, JSSPP 1995; Mu'alem and Feitelson, IEEE TPDS 2001): the head of the queue has a reservation."""
 
-from synergy_core.scheduling.jobs.state import JobView
+from synergy_core.scheduling.jobs.views import JobView
 from synergy_core.scheduling.policies import ordering_policy
 from synergy_core.scheduling.policies.fifo import submitted
 

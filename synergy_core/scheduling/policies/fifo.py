@@ -1,6 +1,6 @@
 """First in, first out, strictly: the head of the queue blocks all jobs behind it."""
 
-from synergy_core.scheduling.jobs.state import JobView
+from synergy_core.scheduling.jobs.views import JobView
 from synergy_core.scheduling.policies import ordering_policy
 from synergy_core.units import format_instant
 

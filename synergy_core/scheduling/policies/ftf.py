@@ -3,7 +3,7 @@
 import numpy as np
 
 from synergy_core.scheduling.allocator import Method
-from synergy_core.scheduling.jobs.state import Allocations, GoodputState
+from synergy_core.scheduling.jobs.views import Allocations, GoodputState
 from synergy_core.scheduling.policies import allocation_policy
 from synergy_core.scheduling.policies._choice import choose_rows
 from synergy_core.scheduling.policies.themis import unfairness

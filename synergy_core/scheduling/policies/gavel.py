@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from synergy_core.errors import unknown
-from synergy_core.scheduling.jobs.state import Allocations, GoodputState, Room
+from synergy_core.scheduling.jobs.views import Allocations, GoodputState, Room
 from synergy_core.scheduling.policies import allocation_policy
 from synergy_core.units import Floats, Ints
 

@@ -6,7 +6,7 @@ quantum. The quantum of an hour is our choice; docs/policies.md compares others.
 """
 
 from synergy_core.errors import InputError
-from synergy_core.scheduling.jobs.state import JobView
+from synergy_core.scheduling.jobs.views import JobView
 from synergy_core.scheduling.policies import ordering_policy
 from synergy_core.units import format_service
 

@@ -1,6 +1,6 @@
 """Multi-level feedback with two levels of attained service, the simplest form of Tiresias's idea (NSDI 2019)."""
 
-from synergy_core.scheduling.jobs.state import JobView
+from synergy_core.scheduling.jobs.views import JobView
 from synergy_core.scheduling.policies import ordering_policy
 from synergy_core.units import format_service
 

@@ -5,7 +5,7 @@ from math import isfinite
 
 import numpy as np
 
-from synergy_core.scheduling.jobs.state import Allocations, OracleGoodputState, Room
+from synergy_core.scheduling.jobs.views import Allocations, OracleGoodputState, Room
 from synergy_core.scheduling.policies import allocation_policy
 
 

@@ -1,6 +1,6 @@
 """Jobs in the order of their users' priority; a job takes GPUs from jobs with lower priority."""
 
-from synergy_core.scheduling.jobs.state import PriorityJobView
+from synergy_core.scheduling.jobs.views import PriorityJobView
 from synergy_core.scheduling.policies import ordering_policy
 from synergy_core.units import format_instant
 

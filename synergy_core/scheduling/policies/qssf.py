@@ -1,6 +1,6 @@
 """Quasi-shortest service first (Helios, SC 2021, section 4.2): shortest predicted GPU-time, never preempting."""
 
-from synergy_core.scheduling.jobs.state import PredictedJobView
+from synergy_core.scheduling.jobs.views import PredictedJobView
 from synergy_core.scheduling.policies import ordering_policy
 from synergy_core.units import format_duration, format_service
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from synergy_core.scheduling.jobs.spec import Configurations
-from synergy_core.scheduling.jobs.state import Allocations, GoodputState
+from synergy_core.scheduling.jobs.views import Allocations, GoodputState
 from synergy_core.scheduling.policies import allocation_policy
 from synergy_core.scheduling.policies._choice import RowRoom
 from synergy_core.units import Bools, Floats, Ints

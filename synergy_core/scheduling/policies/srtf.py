@@ -1,6 +1,6 @@
 """Shortest remaining time first, by true run times."""
 
-from synergy_core.scheduling.jobs.state import OracleJobView
+from synergy_core.scheduling.jobs.views import OracleJobView
 from synergy_core.scheduling.policies import ordering_policy
 from synergy_core.units import format_duration
 

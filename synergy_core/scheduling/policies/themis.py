@@ -6,7 +6,7 @@ from now on than with an exclusive equal share of the cluster. Jobs with the lar
 
 import numpy as np
 
-from synergy_core.scheduling.jobs.state import Allocations, EstimatedClusterState
+from synergy_core.scheduling.jobs.views import Allocations, EstimatedClusterState
 from synergy_core.scheduling.policies import allocation_policy
 from synergy_core.units import Floats
 

@@ -9,7 +9,7 @@ running ones. Here a queue is ordered by when each job entered it, so that no jo
 
 from bisect import bisect_right
 
-from synergy_core.scheduling.jobs.state import JobView
+from synergy_core.scheduling.jobs.views import JobView
 from synergy_core.scheduling.policies import ordering_policy
 from synergy_core.units import format_instant, format_service
 

@@ -10,7 +10,7 @@ import numpy as np
 from synergy_core.scheduling.jobs.beliefs import BatchLimit
 from synergy_core.scheduling.jobs.cluster import Cluster
 from synergy_core.scheduling.jobs.spec import configurations_of
-from synergy_core.scheduling.jobs.state import Allocations, GoodputState
+from synergy_core.scheduling.jobs.views import Allocations, GoodputState
 from synergy_core.scheduling.policies import allocation_policy
 from synergy_core.scheduling.policies.pollux.search import MatrixBounds, Worth, bounds_of, search
 from synergy_core.units import Floats, Ints
