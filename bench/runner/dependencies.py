@@ -4,7 +4,7 @@ has changed is out of date.
 - Settings: those of the task, with the defaults of the experiment that it names.
 - Policies: the default parameters and constants of each, and its recorded decisions (tests/digests.json, which a test
   compares with the code). A change of shape keeps decisions, so it makes nothing stale.
-- Constants: the values in the files that the experiment reads; comments do not count.
+- Constants: the values in the files that the experiment reads; comments do not count, nor where a file lies.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _defaults(function: Any) -> dict[str, Any]:
 def _constants(modules: Iterable[Any]) -> dict[str, Any]:
     plain = (bool, int, float, str, tuple)
     return {
-        f"{module.__name__}.{name}": value
+        f"{module.__name__.rpartition('.')[2]}.{name}": value
         for module in modules
         for name, value in vars(module).items()
         if name.isupper() and isinstance(value, plain)
@@ -89,7 +89,7 @@ def of_file(name: str) -> str:
     files = sorted(path.rglob("*.yaml")) if path.is_dir() else [path]
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     values = {
-        str(each.relative_to(ROOT)): yaml.load(each.read_text(encoding="utf-8"), loader)
+        str(each.relative_to(path.parent)): yaml.load(each.read_text(encoding="utf-8"), loader)
         if each.suffix in (".yaml", ".json")
         else each.read_text(encoding="utf-8")
         for each in files
