@@ -99,6 +99,8 @@ def test_gradients_summed_in_fp32_are_read_from_a_deepspeed_file_and_take_twice_
     )
     assert (half.settings.get("gradients"), whole.settings["gradients"]) == (None, "fp32")
     assert not whole.not_modelled
+    stack = with_gradients(software_named("deepspeed"), "fp32")
+    assert stack.sent_gradient_bytes == 2.0  # deepspeed/runtime/engine.py: communication_data_type
     bytes_of = [with_gradients(software_named("deepspeed"), each).gradient_bytes for each in ("bf16", "fp32")]
     assert bytes_of == [2.0, 4.0]
 

@@ -201,8 +201,9 @@ def test_offloaded_activations_leave_two_layers_on_the_gpu():
     stay, leave = held(STACK, micro_batch=4), held(tuned(STACK, offload="activations"), micro_batch=4)
     np.testing.assert_allclose(stay.activations - leave.activations, 30 * layer)
     np.testing.assert_allclose(leave.host, 30 * layer)
-    half = held(tuned(STACK, offload_layers=16, layers=32), micro_batch=4)
-    np.testing.assert_allclose(half.host, 14 * layer)
+    for offloaded, away in ((16, 16), (31, 30)):  # the first layers have left when the last ones come
+        some = held(tuned(STACK, offload_layers=offloaded, layers=32), micro_batch=4)
+        np.testing.assert_allclose(some.host, away * layer)
     stack, plan = tuned(STACK, offload="activations"), Plan(micro_batch=4)
     more, fewer = (
         seconds_of(stack, plan, model=replace(LLAMA, layers=each), pcie_bytes_per_s=1e8).compute_s for each in (32, 16)
@@ -210,6 +211,21 @@ def test_offloaded_activations_leave_two_layers_on_the_gpu():
     np.testing.assert_allclose(more - fewer, 2 * 16 * layer / (1e8 * HOST_COPY_EFFICIENCY))
     fast = seconds_of(stack, plan, pcie_bytes_per_s=1e15)  # hidden behind computation
     np.testing.assert_allclose(fast.compute_s, seconds_of(STACK, plan).compute_s)
+
+
+def test_fsdp_offloads_parameters_and_states_together_and_torchtitan_neither(capsys):
+    """torch/distributed/fsdp, CPUOffload: the shards, their gradients and the optimizer's states are on the host."""
+    assert set(tuned(software_named("fsdp"), offload="parameters").offload) == {"optimizer", "parameters"}
+    typed = "plan model=llama-3-8b gpu=h100 gpus=8 offload="
+    assert "lacks it" in asked(capsys, f"{typed}optimizer software=torchtitan")[2]
+    assert "says where, not what" in asked(capsys, f"{typed}nvme,activations software=deepspeed zero=3")[2]
+
+
+def test_recomputation_is_tried_where_less_of_it_means_more_to_copy(capsys):
+    typed = "plan model=llama-3-8b gpu=h100 gpus=8 batch=8 software=deepspeed offload=activations top=1"
+    free, full = (asked(capsys, f"{typed}{more}")[1] for more in ("", " recompute=full"))
+    rows = [next(line for line in each.splitlines() if line.startswith("8 ")) for each in (free, full)]
+    assert rows[0] == rows[1]
 
 
 def test_megatron_core_offloads_activations_without_stages_and_recomputation():

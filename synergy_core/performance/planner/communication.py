@@ -253,12 +253,12 @@ def replica_exchange_s(
         return result
 
     dense, expert = held(work, plans, software)
-    gradients = dense * software.gradient_bytes
+    gradients = dense * software.sent_gradient_bytes
     whole = gradients_s(of_all, all_reduce_s, gradients)
-    summed = among_groups_s(gradients, expert * software.gradient_bytes)
+    summed = among_groups_s(gradients, expert * software.sent_gradient_bytes)
     split = np.maximum(gradients_s(of_all, all_gather_s, gradients), summed)
     split = split + of_all(all_gather_s, dense * software.weight_bytes)
-    own = gradients_s(of_experts, all_reduce_s, expert * software.gradient_bytes)
+    own = gradients_s(of_experts, all_reduce_s, expert * software.sent_gradient_bytes)
     at_once = np.where(plans.zero >= 1, split, whole) + own
     once = exposed(at_once[[0, 0]], backward_s)
     count = np.asarray(work.layer_count, float)
@@ -271,9 +271,9 @@ def replica_exchange_s(
     gathered = of_all(all_gather_s, unit * weight_bytes) + of_experts(all_gather_s, own_unit * weight_bytes)
     if not software.trains_tables:
         unit, own_unit = dense / layers, expert / layers
-    scattered = gradients_s(of_all, reduce_scatter_s, unit * software.gradient_bytes)
-    scattered = scattered + gradients_s(of_experts, reduce_scatter_s, own_unit * software.gradient_bytes)
-    summed = among_groups_s(unit * software.gradient_bytes, own_unit * software.gradient_bytes)
+    scattered = gradients_s(of_all, reduce_scatter_s, unit * software.sent_gradient_bytes)
+    scattered = scattered + gradients_s(of_experts, reduce_scatter_s, own_unit * software.sent_gradient_bytes)
+    summed = among_groups_s(unit * software.sent_gradient_bytes, own_unit * software.sent_gradient_bytes)
     scattered = np.maximum(scattered, summed)
 
     def micro_batch_s(scattered: Floats) -> Floats:

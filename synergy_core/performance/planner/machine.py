@@ -213,6 +213,14 @@ class Software:
         return 4.0 if self.precision in ("fp32", "tf32") else 2.0
 
     @property
+    def sent_gradient_bytes(self) -> float:
+        """Bytes per gradient that is sent. DeepSpeed sends the weights' format, in whatever format it sums.
+
+        deepspeed/runtime/engine.py: communication_data_type.
+        """
+        return self.weight_bytes if self.bucket_elements else self.gradient_bytes
+
+    @property
     def keeps_all(self) -> bool:
         """Whether every array that plain autograd keeps is kept."""
         return self.eager and not self.compiled

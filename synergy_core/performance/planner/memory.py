@@ -190,7 +190,8 @@ def _of_stage(work: Work, plans: Plans, software: Software, rank: NDArray[np.int
         kept = kept + flight * count * one * software.trained_fraction
         over = np.maximum(over, np.where(count > 0, block.live_bytes - one, 0.0))
         largest = np.maximum(largest, np.where(count > 0, one, 0.0))
-    host = np.maximum(software.offloaded_fraction * kept - RESIDENT_LAYERS * largest, 0.0)
+    on_gpu = np.maximum(RESIDENT_LAYERS * largest - (1.0 - software.offloaded_fraction) * kept, 0.0)
+    host = np.maximum(software.offloaded_fraction * kept - on_gpu, 0.0)
     host = host * ("activations" in software.offload)
     kept = kept - host
     logits = last * work.after.live_bytes
@@ -264,7 +265,7 @@ def _of_stage(work: Work, plans: Plans, software: Software, rank: NDArray[np.int
     is_offloaded = "optimizer" in software.offload
     through_host = is_offloaded & (software.bucket_elements > 0) & (shards == 1)
     in_buckets = (plans.zero >= 1) & (shards > 1) | through_host
-    per_gradient = np.where(third, 1.0, 2.0) * software.gradient_bytes
+    per_gradient = np.where(third, 1.0, 2.0) * software.sent_gradient_bytes
     buckets = np.where(in_buckets, software.bucket_elements * per_gradient, 0.0)
     # After the activations are freed, foreach kernels make an fp32 array of a state, and DeepSpeed one of gradients.
     foreach = 4.0 if software.eager and software.foreach else 0.0

@@ -201,7 +201,8 @@ def fitting(
     kept = np.zeros(len(variants), dtype=np.bool_)
     for group in (fits, fits & (variants.zero == 0)) if sharding_apart else (fits,):
         at = np.flatnonzero(group)
-        kept[at[undominated(variants.zero[at], variants.recompute[at], of[at])]] = True
+        best = undominated(variants.zero[at], variants.recompute[at], of[at])
+        kept[at[best | ("activations" in software.offload)]] = True  # less recomputation means more to copy
     return variants.take(kept), np.broadcast_to(needed.needed, len(variants))[kept]
 
 

@@ -110,7 +110,8 @@ def computation(work: Work, plans: Plans, machine: Machine, software: Software, 
     memory_bytes_per_s = machine.gpu.memory_bandwidth_bytes_per_s * c.memory_efficiency
     optimizer_s = updated * per_parameter * c.optimizer_bytes_factor / memory_bytes_per_s
     if "optimizer" in software.offload:
-        copied = (dense + of_experts) * software.gradient_bytes
+        # DeepSpeed copies what it reduces, as HOST_COPY_EFFICIENCY was fitted; others only their part.
+        copied = (dense + of_experts if software.bucket_elements else updated) * software.gradient_bytes
         optimizer_s = updated * HOST_UPDATE_S + copied / (machine.gpu.pcie_bytes_per_s * HOST_COPY_EFFICIENCY)
         if "nvme" in software.offload:  # states and fp32 gradients are read and written (ZeRO-Infinity, section 4)
             optimizer_s = optimizer_s + updated * 2.0 * (software.optimizer_bytes + 4.0) / NVME_BYTES_PER_S
@@ -201,7 +202,7 @@ def _block_s(block: Block, runs: PlannedRuns, *, is_layer: bool) -> Floats:
         again = part * own * np.choose(plans.recompute, [seconds[each] for each in Recompute])
     tensor, context = tensor * (passes - 1.0) - hidden, context * (passes - by_heads)
     copied_s = _copied_s(block, runs, is_layer=is_layer)
-    forward, backward = np.maximum(forward, copied_s), np.maximum(backward, copied_s - again)
+    forward, backward = np.maximum(forward, copied_s), np.maximum(backward, own * copied_s - again)
     parts = (forward, backward, again, tensor, context, expert * (passes - 1.0))
     return np.stack([np.broadcast_to(each, (len(plans),)) for each in parts])
 
@@ -217,7 +218,7 @@ def _copied_s(block: Block, runs: PlannedRuns, *, is_layer: bool) -> Floats:
     if "parameters" in software.offload:
         own = block.stored_bytes(software, expert=False) / runs.shards
         own = own + block.stored_bytes(software, expert=True) / runs.copies
-        own = own * (4.0 / software.weight_bytes if software.gathers_from_master else 1.0)
+        own = own * (4.0 / software.weight_bytes if software.gathers_from_master and not software.adapter_rank else 1.0)
         seconds = own / (min(rate, NVME_BYTES_PER_S) if "nvme" in software.offload else rate)
     if "activations" in software.offload and is_layer:
         seconds = (

@@ -96,12 +96,15 @@ def tuned(
     for kind, name, names in [*named, *(("offload", each, OFFLOADS) for each in words)]:
         if name is not None and name not in names:
             raise unknown(kind, name, names)
-    needed = [f"offload={each}" for each in words if each != "optimizer"]
+    if "parameters" in words and "offload" not in software.tunings:  # PyTorch's FSDP moves both together
+        words = tuple(dict.fromkeys(("optimizer", *words)))
+    is_alone = "optimizer" in words and "parameters" not in words
+    needed = [f"offload={each}" for each in words if each != "optimizer"] + ["offload"] * is_alone
     needed += ["cp_comm_type=a2a"] * (cp_comm_type == "a2a") + ["trainable_layers"] * (trainable_layers is not None)
     for setting in needed:
         if setting not in software.tunings:
             raise InputError(f"{setting}: {software.name} lacks it; it has {', '.join(software.tunings) or 'no such'}.")
-    if words == ("nvme",):
+    if "nvme" in words and not {"optimizer", "parameters"} & {*words}:
         raise InputError("offload=nvme says where, not what; type offload=nvme,optimizer or nvme,parameters.")
     if quantize is not None and lora is None:
         raise InputError(f"quantize={quantize} is for frozen weights under adapters; give their rank, such as lora=16.")

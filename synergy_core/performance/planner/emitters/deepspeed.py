@@ -89,7 +89,8 @@ def stated(content: Mapping[str, Any], precision: str | None = None) -> Stated:
             changed[name] = float(value or name == "update_elements")  # 0: parameters are updated one by one
         elif value == "auto" and name == "bucket_elements":
             changed[name] = _square_of_hidden
-    known = ("optimizer", "parameters") if settings["zero"] == 3 else ("optimizer",)  # below 3, weights stay
+    # Stage 0 offloads nothing, and below stage 3 weights stay.
+    known = {0: (), 3: ("optimizer", "parameters")}.get(settings["zero"], ("optimizer",))
     devices = {what: options.get(f"zero_optimization.{OFFLOADS[what]}.device") for what in known}
     devices |= {"optimizer": "cpu"} if options.get("zero_optimization.cpu_offload") is True else {}
     words = [what for what, device in devices.items() if device in ("cpu", "nvme")]

@@ -145,7 +145,7 @@ def work(architecture: Architecture, plans: Plans, software: Software) -> Work:
         before=embedding(a, plans, software),
         layers=_in_order(a, dense, sparse),
         after=logits(a, plans, software),
-        tower=transformer.work(a.tower, plans, software).layers[0] if a.tower else None,
+        tower=transformer.tower(a.tower, plans, software) if a.tower else None,
     )
 
 

@@ -116,6 +116,11 @@ class Architecture:
             )
 
 
+def tower(a: Architecture, plans: Plans, software: Software) -> Layers:
+    """The layers of a frozen vision tower. Documents are packed and adapters trained in the language model alone."""
+    return work(a, plans, replace(software, mean_len=0, adapter_rank=0)).layers[0]
+
+
 def work(architecture: Architecture, plans: Plans, software: Software) -> Work:
     """Operators of one micro-batch on one GPU."""
     a = architecture
@@ -125,7 +130,7 @@ def work(architecture: Architecture, plans: Plans, software: Software) -> Work:
         before=embedding(a, plans, software),
         layers=(Layers(layer, np.asarray(a.layers, float)),),
         after=logits(a, plans, software),
-        tower=work(a.tower, plans, software).layers[0] if a.tower else None,
+        tower=tower(a.tower, plans, software) if a.tower else None,
     )
 
 
