@@ -301,7 +301,7 @@ ASSUMED: dict[str, tuple[str, tuple[str, ...]]] = {
     "176B on 384 A100": (
         "model=gpt-175b gpu=a100-80gb gpus=384 batch=2048 tensor=4 pipeline=12 data=8 micro_batch=2 recompute=full "
         "zero=1 software=megatron-deepspeed network=6.25e9",
-        ("gradients=fp32", "software=megatron", "network=12.5e9", "micro_batch=1"),
+        ("software=megatron", "network=12.5e9", "micro_batch=1"),
     ),
     "torchtitan on several nodes": (
         "model=llama-3-70b gpu=h100 gpus=128 seq_len=8192 batch=256 tensor=8 data=16 micro_batch=2 zero=3 "
