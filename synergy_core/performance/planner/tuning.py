@@ -103,7 +103,8 @@ def tuned(
     needed += ["cp_comm_type=a2a"] * (cp_comm_type == "a2a") + ["trainable_layers"] * (trainable_layers is not None)
     for setting in needed:
         if setting not in software.tunings:
-            raise InputError(f"{setting}: {software.name} lacks it; it has {', '.join(software.tunings) or 'no such'}.")
+            typed = "offload=optimizer" if setting == "offload" else setting
+            raise InputError(f"{typed}: {software.name} lacks it; it has {', '.join(software.tunings) or 'no such'}.")
     if "nvme" in words and not {"optimizer", "parameters"} & {*words}:
         raise InputError("offload=nvme says where, not what; type offload=nvme,optimizer or nvme,parameters.")
     if quantize is not None and lora is None:
