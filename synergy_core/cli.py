@@ -1,7 +1,4 @@
-"""The core's own commands: one module each, with `SUMMARY`, `add_arguments(parser)` and `run(chosen) -> exit status`.
-
-Adding a module to this folder registers its command.
-"""
+"""How every program parses its arguments, prints and ends."""
 
 from __future__ import annotations
 

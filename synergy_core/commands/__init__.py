@@ -1,1 +1,4 @@
-"""The programs of `python -m synergy_core`: one module a command."""
+"""The core's own commands: one module each, with `SUMMARY`, `add_arguments(parser)` and `run(chosen) -> exit status`.
+
+Adding a module to this folder registers its command.
+"""

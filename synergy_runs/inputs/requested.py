@@ -68,7 +68,7 @@ class Terms:
     """Limit of GPUs: a job gets at most `growth` × the most GPUs on which it, or any job of its model if reports are
     shared, was observed."""
     first_gpus: int
-    """Number of GPUs that is always allowed."""
+    """Number of GPUs that every job may have, whatever was observed."""
     batch_limit: str
     """Limit of the batch: `max` (the job's largest) or `requested`."""
 

@@ -110,7 +110,7 @@ def time_band(
     own: the band of a user's constants (`OwnConstants.bands`), which is used instead. If it has fewer than `MIN_MODELS`
     rows, it is made at least as wide as the shipped one.
     """
-    family, gpu_type = family_name(architecture), measured_like(machine.gpu, shipped_fits())
+    family, gpu_type = family_name(architecture), measured_like(machine.gpu, software, shipped_fits())
     name, source = nearest_fit(machine.gpu, software, shipped_fits())
     entry, carried = content_of(name)[source], shared_bands()
     reach = entry.get("measured", {})

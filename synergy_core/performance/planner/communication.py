@@ -209,18 +209,12 @@ def replica_exchange_s(
     groups_on_node = np.maximum(runs.gpus_on_node // np.maximum(runs.shards_within, 1), 1)
     sharing = 1.0 + c.card_collisions * np.where(runs.shards_within > 1, groups_on_node - 1.0, 0.0)
 
-    def among(collective: Collective, nbytes: Amount, ranks: Ints, within: Ints, sharing: Amount = 1.0) -> Floats:
-        """Seconds of a collective, (2, plans): among these ranks, and if as many ranks were whole nodes."""
-        here = collective(nbytes, ranks, within, links, sharing=sharing)
-        whole_nodes = collective(nbytes, ranks, np.minimum(ranks, runs.gpus_on_node), links)
-        return np.stack([here, whole_nodes]) / c.network_efficiency
-
     def of_all(collective: Collective, nbytes: Amount) -> Floats:
-        return among(collective, nbytes, runs.shards, runs.shards_within, sharing)
+        return collective(nbytes, runs.shards, runs.shards_within, links, sharing=sharing) / c.network_efficiency
 
     def of_experts(collective: Collective, nbytes: Amount) -> Floats:
         """Seconds of a collective among the ranks that hold the same experts; 0 without experts."""
-        found = among(collective, nbytes, runs.copies, runs.copies_within)
+        found = collective(nbytes, runs.copies, runs.copies_within, links) / c.network_efficiency
         return np.where(np.asarray(nbytes) > 0, found, 0.0)
 
     def among_groups_s(nbytes: Amount, expert_bytes: Amount) -> Floats:
@@ -228,10 +222,9 @@ def replica_exchange_s(
 
         PyTorch's HSDP does so in a stream of its own, beside the next reduce-scatter within a group.
         """
-        dense = among(all_reduce_s, nbytes / runs.shards, runs.groups, runs.groups_within)
-        own = expert_bytes / runs.copies
-        experts = among(all_reduce_s, own, runs.copy_groups, runs.copy_groups_within)
-        return dense + np.where(np.asarray(expert_bytes) > 0, experts, 0.0)
+        dense = all_reduce_s(nbytes / runs.shards, runs.groups, runs.groups_within, links)
+        experts = all_reduce_s(expert_bytes / runs.copies, runs.copy_groups, runs.copy_groups_within, links)
+        return (dense + np.where(np.asarray(expert_bytes) > 0, experts, 0.0)) / c.network_efficiency
 
     def gradients_s(group: Callable[[Collective, Amount], Floats], collective: Collective, nbytes: Amount) -> Floats:
         """Seconds to exchange gradients that have nbytes before compression."""
@@ -241,16 +234,9 @@ def replica_exchange_s(
         latency_s = group(collective, 0.0 * np.asarray(nbytes))
         return compressed_sync(seconds, replace(terms[group is of_experts], latency_s=latency_s, codec_s=0.0))
 
-    def exposed(seconds: Floats, hidden_s: Floats) -> Floats:
-        """Seconds (plans,) that do not overlap with hidden_s of computation.
-
-        The fraction data_exposed of what whole nodes take never overlaps. Of weights that are gathered, it is the cost
-        of copies and of slower computation beside them: per byte it does not grow if ranks share fewer network cards.
-        """
-        here, whole_nodes = seconds
-        share = c.data_exposed * np.minimum(whole_nodes / np.maximum(here, 1e-12), 1.0)
-        result: Floats = share * here + (1.0 - share) * np.maximum(here - hidden_s, 0.0)
-        return result
+    def exposed(seconds: Floats, hidden_s: Floats, never: Amount) -> Floats:
+        """Seconds that do not overlap with hidden_s of computation. never: the fraction that never overlaps."""
+        return never * seconds + (1.0 - never) * np.maximum(seconds - hidden_s, 0.0)
 
     dense, expert = held(work, plans, software)
     gradients = dense * software.sent_gradient_bytes
@@ -259,8 +245,7 @@ def replica_exchange_s(
     split = np.maximum(gradients_s(of_all, all_gather_s, gradients), summed)
     split = split + of_all(all_gather_s, dense * software.weight_bytes)
     own = gradients_s(of_experts, all_reduce_s, expert * software.sent_gradient_bytes)
-    at_once = np.where(plans.zero >= 1, split, whole) + own
-    once = exposed(at_once[[0, 0]], backward_s)
+    once = exposed(np.where(plans.zero >= 1, split, whole) + own, backward_s, c.data_exposed)
     count = np.asarray(work.layer_count, float)
     layers = np.maximum(np.ceil(count / plans.pipeline), 1.0)
     unit, own_unit = (
@@ -269,6 +254,13 @@ def replica_exchange_s(
     )
     weight_bytes = software.frozen_bytes if software.adapter_rank else software.weight_bytes
     gathered = of_all(all_gather_s, unit * weight_bytes) + of_experts(all_gather_s, own_unit * weight_bytes)
+    # What never overlaps are copies, and slower computation beside them. Per byte they cost as much as between whole
+    # nodes, however few network cards the ranks have.
+    between_nodes = sum(
+        all_gather_s(number * weight_bytes, ranks, np.minimum(ranks, runs.gpus_on_node), links)
+        for number, ranks in ((unit, runs.shards), (own_unit, runs.copies))
+    )
+    never = c.data_exposed * np.minimum(between_nodes / (c.network_efficiency * np.maximum(gathered, 1e-12)), 1.0)
     if not software.trains_tables:
         unit, own_unit = dense / layers, expert / layers
     scattered = gradients_s(of_all, reduce_scatter_s, unit * software.sent_gradient_bytes)
@@ -278,9 +270,8 @@ def replica_exchange_s(
 
     def micro_batch_s(scattered: Floats) -> Floats:
         again = software.trained_fraction * gathered  # no backward pass runs through the first layers if frozen
-        every = exposed(gathered, forward_s / layers) + exposed(again + scattered, backward_s / layers)
-        first: Floats = 2.0 * gathered[0]
-        return layers * every + first
+        every = exposed(gathered, forward_s / layers, never) + exposed(again + scattered, backward_s / layers, never)
+        return layers * every + 2.0 * gathered
 
     gathers = np.where(plans.zero == 3, plans.accumulation, 1)
     scatters = np.ones_like(gathers) if software.sums_whole else gathers

@@ -370,7 +370,7 @@ def constants_for(machine: Machine, software: Software, fits: Fits | None = None
 
 def _constants_of_pair(machine: Machine, software: Software, fits: Fits) -> Constants:
     """As `constants_for`, without the limit of tensor_efficiency over PCIe."""
-    gpu_type = measured_like(machine.gpu, fits)
+    gpu_type = measured_like(machine.gpu, software, fits)
     name, source = nearest_fit(machine.gpu, software, fits)
     own = fits[name][source]
     if (name, source) == (software.fitted_as, gpu_type):
@@ -399,7 +399,7 @@ def nearest_fit(gpu: GpuSheet, software: Software, fits: Fits) -> tuple[str, str
     """The names of the software and the GPU type whose fit is nearest. Without a fit, a software has that of the first
     software in `like` that has one, else of any; and a GPU type has that of the nearest in `work_per_clock`."""
     name = next(each for each in (software.fitted_as, *_alike(software), *fits) if fits.get(each))
-    sheets, work, own = gpu_sheets(), work_per_clock(gpu), measured_like(gpu, fits)
+    sheets, work, own = gpu_sheets(), work_per_clock(gpu), measured_like(gpu, software, fits)
     return name, min(fits[name], key=lambda each: (each != own, abs(work_per_clock(sheets[each]) / work - 1.0), each))
 
 
@@ -522,15 +522,19 @@ def constants_like(gpu: GpuSheet) -> str:
     return gpu.name.split("-")[0]
 
 
-def measured_like(gpu: GpuSheet, fits: Fits) -> str:
+def measured_like(gpu: GpuSheet, software: Software, fits: Fits) -> str:
     """As `constants_like`, but of a measured GPU type with the same chip if the GPU itself was not measured.
 
-    An H200 is an H100 with other memory, so it runs the same kernels; memory bandwidth is on its own data sheet.
+    An H200 is an H100 with other memory, so it runs the same kernels; memory bandwidth is on its own data sheet. GPU
+    types that were measured under the software, or under those it is `like`, are preferred.
     """
     own, sheets = constants_like(gpu), gpu_sheets()
-    measured = {gpu_type for each in fits.values() for gpu_type in each}
-    same = (each for each in sorted(measured) if has_same_chip(sheets[each], gpu))
-    return own if own in measured else next(same, own)
+    for names in ((software.fitted_as, *_alike(software)), tuple(fits)):
+        measured = {gpu_type for name in names for gpu_type in fits.get(name, {})}
+        same = (each for each in sorted(measured) if has_same_chip(sheets[each], gpu))
+        if found := own if own in measured else next(same, None):
+            return found
+    return own
 
 
 def has_same_chip(one: GpuSheet, other: GpuSheet) -> bool:

@@ -201,30 +201,29 @@ def _block_s(block: Block, runs: PlannedRuns, *, is_layer: bool) -> Floats:
         passes = part * plans.passes + (1.0 - part) * Recompute.NONE.passes
         again = part * own * np.choose(plans.recompute, [seconds[each] for each in Recompute])
     tensor, context = tensor * (passes - 1.0) - hidden, context * (passes - by_heads)
-    copied_s = _copied_s(block, runs, is_layer=is_layer)
-    forward, backward = np.maximum(forward, copied_s), np.maximum(backward, own * copied_s - again)
+    weights_s, kept_s = _copied_s(block, runs, is_layer=is_layer)
+    forward, backward = np.maximum(forward, weights_s + kept_s), np.maximum(backward, own * weights_s + kept_s - again)
     parts = (forward, backward, again, tensor, context, expert * (passes - 1.0))
     return np.stack([np.broadcast_to(each, (len(plans),)) for each in parts])
 
 
-def _copied_s(block: Block, runs: PlannedRuns, *, is_layer: bool) -> Floats:
-    """Seconds (plans,) to copy what a block's pass needs from the host or, in the forward pass, leaves there.
+def _copied_s(block: Block, runs: PlannedRuns, *, is_layer: bool) -> tuple[Floats, Floats]:
+    """Seconds (plans,) to copy a block's weights, and what it keeps for the backward pass, if the host has them.
 
     Each rank reads its own part of the weights, which FSDP keeps in fp32 (ZeRO-Infinity, arXiv 2104.07857, section
     6.1). Copies run beside the computation of the same pass.
     """
     software, rate = runs.software, runs.machine.gpu.pcie_bytes_per_s * HOST_COPY_EFFICIENCY
-    seconds: Floats = np.zeros(len(runs.plans))
+    weights_s = kept_s = np.zeros(len(runs.plans))
     if "parameters" in software.offload:
         own = block.stored_bytes(software, expert=False) / runs.shards
         own = own + block.stored_bytes(software, expert=True) / runs.copies
         own = own * (4.0 / software.weight_bytes if software.gathers_from_master and not software.adapter_rank else 1.0)
-        seconds = own / (min(rate, NVME_BYTES_PER_S) if "nvme" in software.offload else rate)
+        weights_s = own / (min(rate, NVME_BYTES_PER_S) if "nvme" in software.offload else rate)
     if "activations" in software.offload and is_layer:
-        seconds = (
-            seconds + software.offloaded_fraction * software.trained_fraction * block.kept(runs.plans, software) / rate
-        )
-    return seconds
+        fraction = software.offloaded_fraction * software.trained_fraction
+        kept_s = fraction * np.asarray(block.kept(runs.plans, software)) / rate
+    return weights_s, kept_s
 
 
 def _all_to_all_s(block: Block, runs: PlannedRuns) -> Floats:
