@@ -37,7 +37,7 @@ fsdp_config:
   fsdp_offload_params: {offload}
   {strategy}
 """
-BEYOND = "fsdp_offload_params: True, beyond states and gradients"
+BEYOND = "fsdp_offload_params: True"
 FACTORY = """
 model_name_or_path: mine
 stage: sft

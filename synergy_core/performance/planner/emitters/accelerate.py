@@ -122,9 +122,10 @@ def fsdp(table: Mapping[str, Any], strategy: str = "full_shard", *, offload: boo
         settings["shards"] = on_node
         options.pop("sharding_strategy", None)
     if options.pop("offload_params", offload) is True:
-        is_whole = settings["zero"] == 3
-        settings["offload"] = "optimizer,parameters" if is_whole else "optimizer"
-        phrases = () if is_whole else ("fsdp_offload_params: True, beyond states and gradients",)
+        if settings["zero"] == 3:
+            settings["offload"] = "optimizer,parameters"
+        else:
+            phrases = ("fsdp_offload_params: True",)  # weights that stay gathered
     if options.get("activation_checkpointing"):
         settings["recompute"] = Recompute.FULL.value
     return Stated(settings, SOFTWARE[0], not_modelled=phrases + options.not_modelled("fsdp_{}: {}"))
