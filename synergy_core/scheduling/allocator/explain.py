@@ -97,8 +97,8 @@ class Explanation:
     """The row of highest utility with as many GPUs as `chosen` and more CPUs or memory; None if no such row gains more
     than the fraction `MIN_GAIN` of the job's utility."""
     bound_by: str
-    """The resource of which `with_more`, or else `wanted`, would cost most beyond `chosen`. "nodes" if that row costs no
-    more and no nodes have room for it; "" if there is no better row."""
+    """The resource of which `with_more`, or else `wanted`, would cost most beyond `chosen`. "nodes" if that row costs
+    no more and no nodes have room for it; "" if there is no better row."""
     objective: float
     """Total utility of the round, as in `Solution`."""
     bound: float
