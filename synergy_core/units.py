@@ -85,6 +85,11 @@ def format_gpus(gpus: int) -> str:
     return f"{gpus:,} GPU{'s' * (gpus != 1)}"
 
 
+def format_percent(fraction: float) -> str:
+    """Formats a fraction as `27 %`, with a no-break space."""
+    return f"{fraction * 100:.0f}\N{NO-BREAK SPACE}%"
+
+
 def format_share(cpus: float, memory_bytes: float) -> str:
     """Formats CPUs and memory: `12 CPUs and 187.5 GB`."""
     return f"{cpus:.4g} CPU{'s' * (cpus != 1)} and {memory_bytes / GB:.4g} GB"

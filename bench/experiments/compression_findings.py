@@ -19,9 +19,9 @@ from runner.tables import number, table
 
 from synergy_core.performance.planner.plan import NO_COMPRESSOR, Plan
 from synergy_core.units import HOUR_S
-from synergy_runs.numbers import Means, Ratio, ratio_of_means, ratio_text
 from synergy_runs.outputs.facts import compressed_gpu_s_by_model
 from synergy_runs.outputs.metrics import job_table
+from synergy_runs.outputs.numbers import Means, Ratio, ratio_of_means, ratio_text
 from synergy_sim.prepare import prepared_runs
 from synergy_sim.simulate import simulate
 from synergy_sim.truth import GBPS as BITS_PER_S

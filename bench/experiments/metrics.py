@@ -17,8 +17,8 @@ from synergy_core.units import DAY_S, HOUR_S, Floats
 from synergy_runs.generators import generate
 from synergy_runs.inputs.from_settings import cut
 from synergy_runs.inputs.workload import Workload, from_rows, with_estimates
-from synergy_runs.numbers import Means, mean_jcts, ratio_of_means
 from synergy_runs.outputs.metrics import OVERLOAD_FRACTION, growth_until, job_table
+from synergy_runs.outputs.numbers import Means, mean_jcts, ratio_of_means
 from synergy_runs.traces.rows import TraceRows
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.simulate import simulate

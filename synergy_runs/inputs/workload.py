@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from synergy_core.errors import InputError
 from synergy_core.units import DAY_S, MAX_TIME_S, Floats, on_grid, parse_duration_s
-from synergy_runs.numbers import MIN_WORKLOADS
 from synergy_runs.traces.cluster_seen import NOTHING_SEEN, SeenCluster, seen, types_ran_on
 from synergy_runs.traces.room import seconds_with_room
 from synergy_runs.traces.rows import RUNNING, STATES, BadRow, TraceRows, epoch_s, iso
@@ -20,6 +19,8 @@ from synergy_runs.traces.rows import RUNNING, STATES, BadRow, TraceRows, epoch_s
 Ints = NDArray[np.int32]
 Mask = NDArray[np.bool_]
 
+MIN_WORKLOADS = 5
+"""Fewer independent workloads give no confidence interval. Source: docs/metrics.md, "Interval"."""
 MIN_ESTIMATE_FRACTION = 0.5
 """A note counts the jobs whose declared run time is below this fraction of the true run time."""
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from synergy_runs.files import atomic_file
 from synergy_runs.inputs.requested import Terms
-from synergy_runs.numbers import Means, Ratio, mean_jcts, ratio_of_means
 from synergy_runs.outputs.facts import AS_LOGGED, TRUE_RUN_TIMES
+from synergy_runs.outputs.numbers import Means, Ratio, mean_jcts, ratio_of_means
 from synergy_runs.outputs.stored import StoredRun
 from synergy_runs.traces.room import MAX_ROOM_FRACTION
 from synergy_runs.traces.rows import epoch_s

@@ -18,9 +18,9 @@ import numpy as np
 from synergy_core.errors import InputError, unknown
 from synergy_core.scheduling.decisions.reasons import Stopped
 from synergy_core.units import HOUR_S, format_duration, format_gpus, format_instant
-from synergy_runs.numbers import three_digits, unit_of_times
 from synergy_runs.outputs.facts import AS_LOGGED
 from synergy_runs.outputs.metrics import NO_NAME
+from synergy_runs.outputs.numbers import three_digits, unit_of_times
 from synergy_runs.outputs.report.excerpt import boards_of, held_by_node
 from synergy_runs.outputs.stored import StoredRun, follow_latest, read_run
 from synergy_runs.traces.rows import epoch_s

@@ -7,12 +7,13 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from synergy_core.units import format_duration
+from synergy_core.units import format_duration, format_percent
 from synergy_runs.inputs.requested import Terms, missing
-from synergy_runs.numbers import MIN_WORKLOADS, percent, ratio_text, three_digits
+from synergy_runs.inputs.workload import MIN_WORKLOADS
 from synergy_runs.outputs.comparison import ComparedPolicy, Comparison, over_workloads, unequal
 from synergy_runs.outputs.facts import POOLED
 from synergy_runs.outputs.metrics import NO_NAME
+from synergy_runs.outputs.numbers import ratio_text, three_digits
 
 SHORT_RUNS = "the exact speed of a job on one GPU of every type before its first step, as if measured in short runs"
 PROFILES = "the speed of a job as a function of its CPUs and memory, from a profile made in advance, if the job has one"
@@ -94,14 +95,16 @@ def notes(comparison: Comparison) -> list[str]:
     rows = comparison.rows
     lines = unequal(comparison) + _unequal_terms(comparison)
     ratios = {row.label: row.mean("run_time_ratio") for row in rows if row.resizes}
-    if faster := [f"{label} {percent(ratio)}" for label, ratio in ratios.items() if ratio < 0.995]:
+    if faster := [f"{label} {format_percent(ratio)}" for label, ratio in ratios.items() if ratio < 0.995]:
         lines.append(f"Run time compared with the log, thanks to other GPUs and batches: {', '.join(faster)}")
     if len(comparison.settings) == 1:
         lines += _losers(rows) + _nearness(rows)
     lines += _one_type(rows) + _without_guarantee(rows) + known(rows) + intervals(comparison)
     split = [(row.label, row.mean("split_starts_fraction")) for row in rows]
     if any(share > 0 for _, share in split):
-        shares = ", ".join(dict.fromkeys(f"{label} {percent(share)}" for label, share in split if math.isfinite(share)))
+        shares = ", ".join(
+            dict.fromkeys(f"{label} {format_percent(share)}" for label, share in split if math.isfinite(share))
+        )
         lines.append(f"Multi-GPU jobs started on more nodes than necessary: {shares}")
     lines += _compressed(rows)
     lines += _overloaded(rows)
@@ -211,7 +214,8 @@ def _nearness(rows: Sequence[ComparedPolicy]) -> list[str]:
     if logged is None or len(rows) == 1 or not math.isfinite(logged.mean("mean_waiting_s")):
         return []
     if logged is not rows[0]:
-        why = f"for {percent(logged.mean('log_room_fraction'))} of that time, as many GPUs as the job needed were free"
+        share = format_percent(logged.mean("log_room_fraction"))
+        why = f"for {share} of that time, as many GPUs as the job needed were free"
         more = "`python -m synergy_sim.traces check FILE` shows it by partition, size and tenant"
         return [f"Waits are not compared with those in the log, because {why}; {more}."]
     wait_s, run, ranked = logged.mean("mean_waiting_s"), logged.runs[0], []
@@ -264,8 +268,8 @@ def _compressed(rows: Sequence[ComparedPolicy]) -> list[str]:
             means = {name: sum(each.get(name, 0.0) for each in known) / len(known) for each in known for name in each}
             named = sorted((-share, name) for name, share in means.items() if share >= 0.01)
             rest = 1.0 + sum(share for share, _ in named)
-            texts = [f"{name} {percent(-share)}" for share, name in named]
-            texts += [f"others {percent(rest)}"] if rest >= 0.005 else []
+            texts = [f"{name} {format_percent(-share)}" for share, name in named]
+            texts += [f"others {format_percent(rest)}"] if rest >= 0.005 else []
             label = " ".join([row.label, *(f"{key}={value}" for key, value in row.setting)])
             lines.append(f"{label}: GPU time by compressor: {', '.join(texts)}")
     if len(lines) > MAX_LINES:

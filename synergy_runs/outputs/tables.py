@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from synergy_core.units import DAY_S, HOUR_S, format_duration
-from synergy_runs.numbers import percent, ratio_text, three_digits, unit_of_times
+from synergy_core.units import DAY_S, HOUR_S, format_duration, format_percent
 from synergy_runs.outputs.comparison import ComparedPolicy, Comparison, Setting, assigned_models, log_room_fraction
 from synergy_runs.outputs.facts import POOLED
 from synergy_runs.outputs.notes import notes, on_equal_terms
+from synergy_runs.outputs.numbers import ratio_text, three_digits, unit_of_times
 from synergy_runs.traces.room import MAX_ROOM_FRACTION, REASONS
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def verdict(comparison: Comparison) -> str:
     """
     settings, room = comparison.settings, ""
     if (fraction := log_room_fraction(comparison.runs)) > MAX_ROOM_FRACTION:
-        room = f" {percent(fraction)} of the log's waiting passed with room for the jobs. It was for {REASONS}."
+        room = f" {format_percent(fraction)} of the log's waiting passed with room for the jobs. It was for {REASONS}."
     if len(settings) == 1:
         return _of_one_setting(comparison.rows) + room
     if lines := _swept(comparison):

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from synergy_core.cli import Parser
 from synergy_core.errors import InputError, unknown
-from synergy_core.units import GB, HOUR_S, format_duration, format_gpus
-from synergy_runs.numbers import percent
+from synergy_core.units import GB, HOUR_S, format_duration, format_gpus, format_percent
 from synergy_runs.traces import cluster_seen, formats, read_trace
 from synergy_runs.traces._attempts import ATTEMPT_MODES
 from synergy_runs.traces._download import SOURCES, download
@@ -82,8 +81,11 @@ def _waiting(rows: TraceRows) -> Iterator[str]:
     room_s = np.nan_to_num(seconds_with_room(rows, cluster_seen.seen(rows)))
     if not wait_s.sum() > 0:
         return
-    share = f"for {percent(room_s.sum() / wait_s.sum())} of it, as many GPUs as the job needed were free, on any nodes"
-    yield f"  waiting     {format_duration(wait_s.sum())} in all, {format_duration(wait_s.mean())} per job; {share}"
+    share = format_percent(room_s.sum() / wait_s.sum())
+    yield (
+        f"  waiting     {format_duration(wait_s.sum())} in all, {format_duration(wait_s.mean())} per job; for {share} "
+        "of it, as many GPUs as the job needed were free, on any nodes"
+    )
     sizes, size = np.unique(rows.gpus, return_inverse=True)
     for what, code, names in (
         ("partition", rows.partition, rows.partitions.values()),
@@ -93,7 +95,7 @@ def _waiting(rows: TraceRows) -> Iterator[str]:
         waits_s, rooms_s = (np.bincount(code, each, minlength=len(names)) for each in (wait_s, room_s))
         most = [at for at in np.argsort(-waits_s, kind="stable")[:SHOWN_SIZES].tolist() if waits_s[at] > 0]
         texts = [
-            f"{names[at] or '(none)'} {percent(rooms_s[at] / waits_s[at])} of {format_duration(waits_s[at])}"
+            f"{names[at] or '(none)'} {format_percent(rooms_s[at] / waits_s[at])} of {format_duration(waits_s[at])}"
             for at in most
         ]
         if len(names) > 1:

@@ -12,11 +12,11 @@ from small_runs import cluster, drawn_workload, policies
 from test_columns import assigned
 from test_results import CONFIG
 
-from synergy_runs.numbers import Ratio
 from synergy_runs.outputs import stored as run_record
 from synergy_runs.outputs.comparison import Comparison, compare
 from synergy_runs.outputs.exports import PAPER_COLUMNS, escaped, latex, markdown
 from synergy_runs.outputs.notes import notes
+from synergy_runs.outputs.numbers import Ratio
 from synergy_runs.outputs.results import main as results_main
 from synergy_runs.outputs.results import write_run
 from synergy_runs.outputs.stored import commit, find_runs

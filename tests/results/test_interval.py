@@ -9,9 +9,10 @@ import pytest
 from small_runs import cluster, drawn_workload, simulate
 from test_results import write_policies
 
-from synergy_runs.numbers import MIN_WORKLOADS, Means, mean_jcts, ratio_of_means, ratio_text
+from synergy_runs.inputs.workload import MIN_WORKLOADS
 from synergy_runs.outputs.comparison import compare, over_workloads
 from synergy_runs.outputs.notes import intervals, notes
+from synergy_runs.outputs.numbers import Means, mean_jcts, ratio_of_means, ratio_text
 from synergy_runs.outputs.results import write_run
 from synergy_runs.outputs.stored import find_runs
 

@@ -13,12 +13,12 @@ from small_runs import cluster, drawn_workload, policies, simulate, workload
 
 from synergy_core.errors import InputError
 from synergy_runs import files as atomic
-from synergy_runs.numbers import three_digits
 from synergy_runs.outputs import results
 from synergy_runs.outputs.comparison import collect, compare
 from synergy_runs.outputs.facts import Shares
 from synergy_runs.outputs.metrics import summarise
 from synergy_runs.outputs.notes import notes
+from synergy_runs.outputs.numbers import three_digits
 from synergy_runs.outputs.results import main, strict_json, write_run
 from synergy_runs.outputs.stored import find_runs
 from synergy_runs.outputs.tables import FIGURES, caption, cells

@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from synergy_core.errors import InputError
 from synergy_core.scheduling.decisions.reasons import Stopped
 from synergy_core.units import Floats
-from synergy_runs.numbers import three_digits, unit_of_times
 from synergy_runs.outputs.comparison import ComparedPolicy, Comparison
 from synergy_runs.outputs.facts import gpus_in
 from synergy_runs.outputs.notes import known, notes
+from synergy_runs.outputs.numbers import three_digits, unit_of_times
 from synergy_runs.outputs.report.charts import MEASURES, Breakdown, Chart
 from synergy_runs.outputs.report.excerpt import Held
 from synergy_runs.outputs.report.figures import SIZE_TONES, Look

@@ -11,11 +11,11 @@ from typing import NamedTuple
 import numpy as np
 
 from synergy_core.units import DAY_S, HOUR_S, Floats
+from synergy_runs.inputs.workload import MIN_WORKLOADS
 
-MIN_WORKLOADS = 5
 MIN_WAITING_FRACTION = 0.1
 """Minimum waiting time ÷ the longer mean JCT. Below it, there is no interval: most workloads lack the long queue that a
-few have, and agree on a wrong ratio. Source of both minima: docs/metrics.md, "Interval"."""
+few have, and agree on a wrong ratio. Source: docs/metrics.md, "Interval"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +92,6 @@ def three_digits(value: float) -> str:
     size = abs(value)
     decimals = sum(size < limit for limit in (99.95, 9.995, 0.0995)) if size else 0
     return f"{value:,.{decimals}f}"
-
-
-def percent(fraction: float) -> str:
-    """Formats a fraction as `27 %`, with a no-break space."""
-    return f"{fraction * 100:.0f}\N{NO-BREAK SPACE}%"
 
 
 def ratio_text(ratio: Ratio) -> str:
