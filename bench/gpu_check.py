@@ -68,7 +68,7 @@ from torch.profiler import ProfilerActivity, profile
 from synergy_core.performance.planner.plan import Plan
 from synergy_exec.agent.cores import Slot, own_cores
 from synergy_exec.agent.forkserver import Forkserver
-from synergy_exec.agent.run import NodeRun
+from synergy_exec.agent.node_run import NodeRun
 from synergy_exec.commands import profile as profile_command
 from synergy_exec.examples.gpt import Gpt
 from synergy_exec.examples.pictures import Pictures

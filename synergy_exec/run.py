@@ -20,7 +20,7 @@ from synergy_core.errors import InputError
 from synergy_core.performance.goodput.compression import compressor_named
 from synergy_core.performance.planner.plan import Plan
 from synergy_core.scheduling.jobs.cluster import Cluster
-from synergy_core.scheduling.jobs.testbed_profiles import Profile
+from synergy_core.scheduling.jobs.testbed_profiles import TestbedProfile
 from synergy_core.scheduling.policies import Policy
 from synergy_exec import job_folder
 from synergy_exec.backends import Backend, checked_options, get_backend
@@ -169,12 +169,12 @@ def execute_all(
     return places
 
 
-def _profile(settings: Settings, arrivals: list[Arrival], make_backend: Callable[[], Backend]) -> Profile:
+def _profile(settings: Settings, arrivals: list[Arrival], make_backend: Callable[[], Backend]) -> TestbedProfile:
     """The profile for scheduling. With profile=auto it is this machine's profile, and the trace's models that it lacks
     are measured now.
     """
     if settings.profile is None or settings.compression != "none":
-        return Profile()
+        return TestbedProfile()
     if settings.profile != AUTO:
         return read_profile(Path(settings.profile))
     files = list({each.file.name: each.file for each in arrivals}.values())

@@ -12,7 +12,7 @@ from synergy_core.scheduling.policies import get_policy, policy_names
 from synergy_core.scheduling.policies.mechanisms import mechanism_names
 from synergy_runs.inputs.command_line import composed_of, is_sweep, key_table, options, prepared, text_asked_for
 from synergy_runs.inputs.keys import keys
-from synergy_sim.settings import SIMULATOR, Settings
+from synergy_sim.settings import SIMULATOR, SimulatorSettings
 
 TEXT = """\
 Replays a job log on a simulated GPU cluster under several scheduling policies and compares them.
@@ -73,7 +73,7 @@ def usage() -> str:
         traces="  ".join(options("trace")),
         policies="\n".join(policies),
         mechanisms=mechanisms,
-        keys="\n".join(f"  {each.name:32} {each.meaning}" for each in keys(Settings)),
+        keys="\n".join(f"  {each.name:32} {each.meaning}" for each in keys(SimulatorSettings)),
         **groups,
     )
 

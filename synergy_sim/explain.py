@@ -56,7 +56,7 @@ from synergy_sim.execution import ExecutionModel, SimulatedJob
 from synergy_sim.hardware import speeds
 from synergy_sim.jobs import jobs_of
 from synergy_sim.prepare import execution_of, prepared_runs
-from synergy_sim.settings import Settings
+from synergy_sim.settings import SimulatorSettings
 from synergy_sim.simulate import Simulation
 
 # The state of jobs at any time is computed from the run's stored events; no log is read again. All events of an active
@@ -626,7 +626,7 @@ def _asked(names: list[str], submit_time_s: Floats, wanted: str, at: str) -> tup
     return job, at_s
 
 
-def settings_of(folder: Path) -> Settings:
+def settings_of(folder: Path) -> SimulatorSettings:
     """Reads the configuration of the run in that folder. Raises InputError if there is none."""
     import yaml  # type: ignore[import-untyped]
     from omegaconf import OmegaConf
@@ -641,10 +641,10 @@ def settings_of(folder: Path) -> Settings:
     if not isinstance(values, dict) or not {"policy", "seed"} <= set(values):
         raise InputError(f"{path}: is not the configuration of a run. Run that policy again.")
     values.pop("compared_with", None)
-    return build(Settings, {**values, "policy": [values["policy"]], "seed": [values["seed"]]})
+    return build(SimulatorSettings, {**values, "policy": [values["policy"]], "seed": [values["seed"]]})
 
 
-def facts_of(run: StoredRun, settings: Settings, policy: Policy) -> Facts:
+def facts_of(run: StoredRun, settings: SimulatorSettings, policy: Policy) -> Facts:
     """The stored facts of a run. Raises InputError if another version wrote it without its tenants' quotas."""
     if "quotas" not in run.summary:
         raise InputError(f"{run.folder}: another version wrote it without its tenants' quotas. Run that policy again.")
@@ -664,7 +664,7 @@ def facts_of(run: StoredRun, settings: Settings, policy: Policy) -> Facts:
     )
 
 
-def _submissions(run: StoredRun, settings: Settings) -> list[tuple[JobSpec | None, Share | None]]:
+def _submissions(run: StoredRun, settings: SimulatorSettings) -> list[tuple[JobSpec | None, Share | None]]:
     """Each job's spec and requested share. Raises InputError if the jobs differ from those of the run.
 
     Which rows become training jobs depends on all policies of the command that made the run.

@@ -12,7 +12,7 @@ from synergy_core.errors import InputError
 from synergy_core.scheduling.decisions.scheduler import stops_jobs
 from synergy_core.scheduling.decisions.sharing import Needs
 from synergy_core.scheduling.jobs.cluster import Cluster
-from synergy_core.scheduling.jobs.testbed_profiles import Profile
+from synergy_core.scheduling.jobs.testbed_profiles import TestbedProfile
 from synergy_core.scheduling.policies import OrderingPolicy, Policy, SharingPolicy
 from synergy_runs.inputs.from_settings import (
     by_partition,
@@ -33,7 +33,7 @@ from synergy_runs.traces._download import find_folder
 from synergy_sim.assignment import as_given, by_class, mixed, tuned, with_language_models, with_profiled_batches
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.hardware import check_types, converted
-from synergy_sim.settings import Settings
+from synergy_sim.settings import SimulatorSettings
 from synergy_sim.truth import GBPS, Truth
 from synergy_sim.truth.application import Disturbance
 from synergy_sim.truth.planned import PlannedTruth
@@ -58,7 +58,7 @@ class PreparedRun:
     asked: str
 
 
-def prepared_runs(settings: Settings) -> Iterator[PreparedRun]:
+def prepared_runs(settings: SimulatorSettings) -> Iterator[PreparedRun]:
     """Yields a run for every policy and seed. Raises InputError for a run that is impossible."""
     policies = policies_of(settings.policy, settings.parameters, settings.information, settings.input)
     check_compression(settings.compression, policies.values())
@@ -104,7 +104,9 @@ def prepared_runs(settings: Settings) -> Iterator[PreparedRun]:
             yield PreparedRun(seed, jobs, cluster, policy, execution, truth, asked)
 
 
-def _costs_in_words(settings: Settings, truth: Truth, execution: ExecutionModel, policies: Iterable[Policy]) -> str:
+def _costs_in_words(
+    settings: SimulatorSettings, truth: Truth, execution: ExecutionModel, policies: Iterable[Policy]
+) -> str:
     """Returns a sentence about the cost of restarts and the error of declared work."""
     costs_s = {each.restart_s for each in (execution.costs, *execution.costs_by_model.values())}
     if measured := [each.costs.restart_s for each in truth.profile.models.values() if each.costs is not None]:
@@ -120,7 +122,7 @@ def _costs_in_words(settings: Settings, truth: Truth, execution: ExecutionModel,
     return f"{words}."
 
 
-def truth_of(settings: Settings, seed: int) -> Truth:
+def truth_of(settings: SimulatorSettings, seed: int) -> Truth:
     """Makes the truth about training jobs from the settings."""
     wanted = settings.truth
     folder = wanted.profiles or (find_folder("profiles") if wanted.measured else None)
@@ -135,7 +137,7 @@ def truth_of(settings: Settings, seed: int) -> Truth:
         profiles=folder if wanted.measured else None,
         not_preemptible=tuple(wanted.not_preemptible),
         declared_error=wanted.declared_error or 0.0,
-        profile=Profile() if wanted.profile is None else read_profile(wanted.profile),
+        profile=TestbedProfile() if wanted.profile is None else read_profile(wanted.profile),
         sensitivities=find_folder("resource_sensitivity") if wanted.measured else None,
         network_bytes_per_s=None if network_gbps is None else network_gbps * GBPS / 8,
         compression=settings.compression,
@@ -146,7 +148,12 @@ def truth_of(settings: Settings, seed: int) -> Truth:
 
 
 def trained(
-    settings: Settings, workload: Workload, cluster: Cluster, truth: Truth, policies: Iterable[Policy], seed: int
+    settings: SimulatorSettings,
+    workload: Workload,
+    cluster: Cluster,
+    truth: Truth,
+    policies: Iterable[Policy],
+    seed: int,
 ) -> Workload:
     """The workload with models assigned as `trace.models` says and with run times converted to this cluster."""
     wanted = settings.trace.models
@@ -172,7 +179,7 @@ def trained(
     return converted(workload, made, cluster, settings.trace.gpu_type)
 
 
-def execution_of(settings: Settings) -> ExecutionModel:
+def execution_of(settings: SimulatorSettings) -> ExecutionModel:
     """Makes the execution model from the settings."""
     testbed = settings.testbed
     names = {each.name for each in dataclasses.fields(Costs)}

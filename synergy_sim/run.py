@@ -40,7 +40,7 @@ from synergy_runs.outputs.stored import find_runs, read_record, read_run, typed_
 from synergy_runs.outputs.tables import print_comparison
 from synergy_sim.engine import Progress as Report
 from synergy_sim.prepare import PreparedRun, prepared_runs
-from synergy_sim.settings import SIMULATOR, Settings
+from synergy_sim.settings import SIMULATOR, SimulatorSettings
 from synergy_sim.simulate import simulate
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ def run(values: dict[str, Any], words: Sequence[str], *, say: bool = True) -> Pa
 
     words: the arguments that the values were composed of. say: whether to print notes and the table.
     """
-    settings = build(Settings, values)
+    settings = build(SimulatorSettings, values)
     with new_run(settings.results_dir / settings.trace.name, "synergy_sim", words) as folder:
         folders = simulate_all(settings, values, folder, say=say, side_by_side=True)
     if say:
@@ -199,7 +199,7 @@ def run(values: dict[str, Any], words: Sequence[str], *, say: bool = True) -> Pa
 
 
 def simulate_all(
-    settings: Settings, values: Mapping[str, Any], folder: Path, *, say: bool, side_by_side: bool = False
+    settings: SimulatorSettings, values: Mapping[str, Any], folder: Path, *, say: bool, side_by_side: bool = False
 ) -> list[Path]:
     """Simulates every policy on every seed; returns the run folders, `<policy>-<seed>` below `folder`.
 
@@ -232,7 +232,7 @@ def simulate_all(
     return folders
 
 
-def with_same_information(settings: Settings) -> tuple[Settings, str]:
+def with_same_information(settings: SimulatorSettings) -> tuple[SimulatorSettings, str]:
     """Adds rows for a comparison on equal terms (`requested.missing`); returns (settings, a line on the rows or "")."""
     if not settings.same_information:
         return settings, ""
@@ -254,7 +254,7 @@ def _base(requested: str) -> str:
     return requested.partition("(")[0].removesuffix("+plans")
 
 
-def _say(settings: Settings, workload: Workload, cluster: Cluster, added: str) -> None:
+def _say(settings: SimulatorSettings, workload: Workload, cluster: Cluster, added: str) -> None:
     """Prints the number of replayed jobs, the cluster, and the rows that were left out."""
     jobs = int(workload.whole.sum())
     lines = [f"{jobs:,} job{'s' * (jobs > 1)} from {workload.source}", *carried_in_words(workload), *workload.notes]
@@ -288,7 +288,7 @@ def sweep(arguments: Sequence[str], overrides: Sequence[str]) -> None:
     first run, and for refused runs after the last one.
     """
     swept = swept_values(overrides)
-    settings, *_ = [build(Settings, values) for values in of_each_swept_value(SIMULATOR, overrides)]
+    settings, *_ = [build(SimulatorSettings, values) for values in of_each_swept_value(SIMULATOR, overrides)]
     runs = math.prod(map(len, swept.values()))
     given = [each.partition("=")[2].strip("'\"") for each in arguments if each.startswith("hydra.sweep.dir=")]
     new = functools.partial(new_run, settings.results_dir / SWEEPS, "synergy_sim", arguments)
@@ -356,7 +356,7 @@ def _run_of_sweep(config: DictConfig, *, runs: int, keys: Sequence[str]) -> None
             raise InputError(f"{folder / name} is {earlier.state}; wait for it, or stop it first.")
         shutil.rmtree(folder / name, ignore_errors=True)
         values: Any = OmegaConf.to_container(config, resolve=True)
-        settings = dataclasses.replace(build(Settings, values), progress=False)
+        settings = dataclasses.replace(build(SimulatorSettings, values), progress=False)
         with new_run(folder, "synergy_sim", hydra.overrides.task, name=name) as run_folder:
             simulate_all(settings, values, run_folder, say=hydra.job.num == 0)
     except (InputError, OmegaConfBaseException) as error:

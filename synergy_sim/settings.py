@@ -124,7 +124,7 @@ class TruthSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class SimulatorSettings:
     """All settings of a run."""
 
     trace: TraceSettings = key("the jobs that arrive: +trace=philly; demo needs truth.profile=FILE")
@@ -164,7 +164,7 @@ class Settings:
 SIMULATOR = Program(
     name="synergy_sim",
     config="config",
-    settings=Settings,
+    settings=SimulatorSettings,
     groups=("trace", "cluster", "testbed", "truth", "experiment"),
     example="philly",
     sweeps=True,

@@ -23,7 +23,7 @@ from synergy_runs.inputs.keys import build
 from synergy_runs.outputs.facts import Run
 from synergy_runs.outputs.invariants import check
 from synergy_sim.prepare import PreparedRun, prepared_runs
-from synergy_sim.settings import SIMULATOR, Settings
+from synergy_sim.settings import SIMULATOR, SimulatorSettings
 from synergy_sim.simulate import simulate
 
 
@@ -67,7 +67,7 @@ def prepared_runs_of(trace: str, keys: Mapping[str, Any]) -> Iterator[PreparedRu
     for key, value in keys.items():
         if key != "testbed":
             OmegaConf.update(values, key, value, merge=False, force_add=True)
-    return prepared_runs(build(Settings, OmegaConf.to_container(values, resolve=True)))
+    return prepared_runs(build(SimulatorSettings, OmegaConf.to_container(values, resolve=True)))
 
 
 @cache

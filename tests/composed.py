@@ -2,12 +2,12 @@
 
 from synergy_runs.inputs.command_line import composed_of
 from synergy_runs.inputs.keys import build
-from synergy_sim.settings import SIMULATOR, Settings
+from synergy_sim.settings import SIMULATOR, SimulatorSettings
 
 
 def composed(*overrides):
     """The simulator's settings under these overrides."""
-    return build(Settings, composed_values(*overrides))
+    return build(SimulatorSettings, composed_values(*overrides))
 
 
 def composed_values(*overrides):

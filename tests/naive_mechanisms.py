@@ -12,7 +12,7 @@ from math import ceil, floor
 from typing import NamedTuple
 
 
-class NaiveProfile(NamedTuple):
+class NaiveSpeeds(NamedTuple):
     """Seconds of an iteration with the proportional share; the share with which it is fastest; by how much it is."""
 
     iteration_s: float
@@ -60,7 +60,7 @@ class NaiveCluster(NamedTuple):
 
 def finish_times_s(
     jobs: Sequence[NaiveRow],
-    profiles: Mapping[str, NaiveProfile],
+    profiles: Mapping[str, NaiveSpeeds],
     mechanism: str,
     cluster: NaiveCluster,
     awaited: Sequence[int] | None = None,
@@ -92,7 +92,7 @@ def finish_times_s(
 def one_round(
     active: Sequence[int],
     jobs: Sequence[NaiveRow],
-    profiles: Mapping[str, NaiveProfile],
+    profiles: Mapping[str, NaiveSpeeds],
     mechanism: str,
     cluster: NaiveCluster,
 ) -> dict[int, bool]:

@@ -17,7 +17,7 @@ from synergy_runs.inputs.keys import build
 from synergy_runs.outputs.invariants import check
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.prepare import prepared_runs
-from synergy_sim.settings import SIMULATOR, Settings
+from synergy_sim.settings import SIMULATOR, SimulatorSettings
 from synergy_sim.simulate import simulate
 
 TIMES = ("submit_time", "duration_s", "gpus")
@@ -63,7 +63,7 @@ def test_what_is_printed_of_a_case_reproduces_it(tmp_path):
     log.write_text(made.log)
     words = [word.strip("'") for word in typed(made.keys).split("' '")]
     values = composed(SIMULATOR, ["+trace=file", f"trace.path={log}", *words])
-    (typed_run,) = prepared_runs(build(Settings, values))
+    (typed_run,) = prepared_runs(build(SimulatorSettings, values))
     assert simulated(typed_run).events.digest() == simulated(prepared_case(made)).events.digest()
 
 

@@ -22,7 +22,7 @@ from synergy_runs.inputs.command_line import prepared, text_asked_for
 from synergy_runs.inputs.keys import keys
 from synergy_runs.outputs.results import main as main_of_results
 from synergy_sim import __main__ as simulator
-from synergy_sim.settings import SIMULATOR, Settings
+from synergy_sim.settings import SIMULATOR, SimulatorSettings
 
 POLLUX = "name,time,application,num_replicas,batch_size\n"
 
@@ -106,7 +106,7 @@ def test_settings_of_a_run_are_shown_without_starting_it(tmp_path, typed):
 def test_help_names_every_key(typed):
     done = typed("--help")
     assert done.returncode == 0
-    for each in keys(Settings):
+    for each in keys(SimulatorSettings):
         assert each.name in done.stdout
     assert "srtf*" in done.stdout
 

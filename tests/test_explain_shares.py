@@ -21,7 +21,7 @@ from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.explain import Answer, Facts, demand, main
 from synergy_sim.jobs import jobs_of
 from synergy_sim.run import simulate_all
-from synergy_sim.settings import Settings
+from synergy_sim.settings import SimulatorSettings
 from synergy_sim.simulate import simulate
 
 
@@ -166,7 +166,7 @@ def results(tmp_path_factory):
     keys = ["+trace=file", f"trace.path={log}", "policy=[fifo+greedy,synergy]", "cluster.nodes=1", "figures=false"]
     keys += ["cluster.cpus_per_node=24", "cluster.memory_gb_per_node=500", "cluster.storage_mb_per_s=500"]
     values = composed_values(*keys, "progress=false", "truth.measured=false")
-    simulate_all(build(Settings, values), values, folder / "out", say=False)
+    simulate_all(build(SimulatorSettings, values), values, folder / "out", say=False)
     return folder / "out"
 
 

@@ -22,7 +22,7 @@ from synergy_runs.outputs.stored import read_run
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.explain import Answer, Facts, main
 from synergy_sim.run import simulate_all
-from synergy_sim.settings import Settings
+from synergy_sim.settings import SimulatorSettings
 from synergy_sim.simulate import simulate
 
 NINE = ["fifo", "backfill", "easy", "sjf", "srtf", "las", "tiresias", "themis", "qssf"]
@@ -183,7 +183,7 @@ def results(tmp_path_factory):
         "+trace=file", f"trace.path={log}", "policy=[fifo,tiresias]", "cluster.nodes=1",
         "cluster.virtual_clusters={x: 8}", "figures=false", "progress=false",
     )  # fmt: skip
-    simulate_all(build(Settings, values), values, folder / "out", say=False)
+    simulate_all(build(SimulatorSettings, values), values, folder / "out", say=False)
     log.unlink()
     return folder / "out"
 

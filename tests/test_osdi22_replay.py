@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from composed import composed
-from naive_mechanisms import NaiveCluster, NaiveProfile, NaiveRow, finish_times_s
+from naive_mechanisms import NaiveCluster, NaiveRow, NaiveSpeeds, finish_times_s
 
 from synergy_core.performance.catalog import load_model
 from synergy_core.units import HOUR_S
@@ -20,16 +20,16 @@ DATA = Path(os.environ.get("SYNERGY_DATA") or "/nowhere") / "resource_sensitivit
 CPUS = (1, 3, 5, 7, 12)
 MEMORY_GB = (20.0, 62.5, 130.0, 210.0)
 MADE_UP = {
-    "alexnet": NaiveProfile(1.37, 12, 130.0, 2.7),
-    "res18": NaiveProfile(1.61, 7, 62.5, 2.1),
-    "res50": NaiveProfile(1.83, 5, 62.5, 1.3),
-    "mobilenet": NaiveProfile(1.29, 7, 130.0, 1.6),
-    "shufflenet": NaiveProfile(1.43, 12, 62.5, 2.9),
-    "gnmt": NaiveProfile(0.97, 1, 20.0, 1.0),
-    "transformer": NaiveProfile(1.51, 1, 20.0, 1.0),
-    "lstm": NaiveProfile(0.53, 1, 20.0, 1.0),
-    "m5": NaiveProfile(1.47, 5, 210.0, 2.3),
-    "deepspeech": NaiveProfile(1.71, 3, 62.5, 1.0),
+    "alexnet": NaiveSpeeds(1.37, 12, 130.0, 2.7),
+    "res18": NaiveSpeeds(1.61, 7, 62.5, 2.1),
+    "res50": NaiveSpeeds(1.83, 5, 62.5, 1.3),
+    "mobilenet": NaiveSpeeds(1.29, 7, 130.0, 1.6),
+    "shufflenet": NaiveSpeeds(1.43, 12, 62.5, 2.9),
+    "gnmt": NaiveSpeeds(0.97, 1, 20.0, 1.0),
+    "transformer": NaiveSpeeds(1.51, 1, 20.0, 1.0),
+    "lstm": NaiveSpeeds(0.53, 1, 20.0, 1.0),
+    "m5": NaiveSpeeds(1.47, 5, 210.0, 2.3),
+    "deepspeech": NaiveSpeeds(1.71, 3, 62.5, 1.0),
 }
 """Slower than their GPUs in the catalog, so that input is all that counts, as in the published tables."""
 

@@ -12,7 +12,7 @@ from synergy_runs.inputs.command_line import composed
 from synergy_runs.inputs.from_settings import read_profile
 from synergy_runs.inputs.keys import build
 from synergy_sim.run import simulate_all
-from synergy_sim.settings import SIMULATOR, Settings
+from synergy_sim.settings import SIMULATOR, SimulatorSettings
 
 RUBICK = ["model", "plan", "pp", "tp", "dp", "gpus_per_node_used", "gpus", "nodes", "iter_time_s"]
 
@@ -105,7 +105,7 @@ def simulated(table, folder, jobs, policy, *settings) -> pd.DataFrame:
     overrides = ["experiment=rubick_mlsys25", f"trace.path={trace}", f"truth.profile={table}", f"policy=[{policy}]",
                  "same_information=false", "figures=false", "progress=false", *settings]  # fmt: skip
     values = composed(SIMULATOR, overrides)
-    (into,) = simulate_all(build(Settings, values), values, folder / "results", say=False)
+    (into,) = simulate_all(build(SimulatorSettings, values), values, folder / "results", say=False)
     return pd.read_parquet(into / "jobs.parquet").set_index("job_name")
 
 

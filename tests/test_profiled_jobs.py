@@ -15,11 +15,11 @@ from synergy_core.scheduling.jobs.spec import JobSpec, Shape, StepReport, powers
 from synergy_core.scheduling.jobs.testbed_profiles import (
     NoiseFrom,
     PlanTimes,
-    Profile,
     ProfiledCosts,
     ProfiledModel,
     ProfiledRow,
     SeenPlan,
+    TestbedProfile,
     profile_of,
     with_seen,
     without,
@@ -58,7 +58,7 @@ WIDE = ProfiledModel(
         row(0.25, 32, pipeline=2),
     ),
 )
-PROFILE = Profile({"wide": WIDE}, "a test", "today")
+PROFILE = TestbedProfile({"wide": WIDE}, "a test", "today")
 
 
 def spec(**more):
@@ -201,7 +201,7 @@ def test_slots_are_refilled_between_rounds_as_jobs_adapt(policy):
 def test_noise_that_grows_makes_later_steps_worth_more():
     """4 iterations of unknown noise, 6 at a ratio of 1, the rest at 20; steps at a batch of 16."""
     curve = (NoiseFrom(0.0, 0.0), NoiseFrom(4.0, 1.0), NoiseFrom(10.0, 20.0))
-    profile = Profile({"wide": replace(WIDE, noise=curve)}, "a test", "today")
+    profile = TestbedProfile({"wide": replace(WIDE, noise=curve)}, "a test", "today")
     app = Truth(None, profile=profile).planned_application("wide", 8, CPUS, 0.1)
     ends = np.array(app.work_at_epoch_end) * 0.1
     assert ends == pytest.approx([4.0, 10.0, 100.0])

@@ -77,7 +77,7 @@ def of_rank_0(value: Any) -> Any:
     return values[0]
 
 
-class Run:
+class MethodRun:
     """One method from one seed, with a model, a task of the core and a clock of its own. plan: as the core has it."""
 
     def __init__(self, job: TrainingJob, seed: int, method: tuple[Compression, str], steps: Steps, codecs: Codecs):
@@ -144,7 +144,7 @@ def race(rank: int, task: str, methods: list[Any], seed: int) -> dict[str, Any]:
     """
     job, target = TASKS[task]
     steps, codecs = timings_of(job)
-    running = {name: Run(job, seed, method, steps, codecs) for name, method in methods}
+    running = {name: MethodRun(job, seed, method, steps, codecs) for name, method in methods}
     seconds: dict[str, float | None] = {}
     while running:
         for name, run in list(running.items()):

@@ -178,10 +178,10 @@ def compose(overrides: Sequence[str]) -> tuple[Any, dict[str, Any]]:
     """The settings of a command line, and the plain values they were built from."""
     from synergy_runs.inputs.command_line import composed
     from synergy_runs.inputs.keys import build
-    from synergy_sim.settings import SIMULATOR, Settings
+    from synergy_sim.settings import SIMULATOR, SimulatorSettings
 
     values = composed(SIMULATOR, list(overrides))
-    return build(Settings, values), values
+    return build(SimulatorSettings, values), values
 
 
 @cache

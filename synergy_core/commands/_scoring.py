@@ -15,7 +15,7 @@ from scipy.optimize import least_squares
 
 from synergy_core.commands.fits import fit_of
 from synergy_core.commands.measurements._rows import family_of
-from synergy_core.commands.measurements.best_plans import BestPlans, Candidates, candidates, search_loss
+from synergy_core.commands.measurements.best_plans import BestPlans, CandidatePlans, candidates, search_loss
 from synergy_core.commands.measurements.collectives import Collectives
 from synergy_core.commands.measurements.plan_reports import PlanReport, PlanReports
 from synergy_core.commands.measurements.step_times import StepTimes
@@ -241,7 +241,7 @@ def _predict_settings(case: Case, measured: pd.DataFrame, choose: Choose, of_lay
     )
 
 
-def _ideal_s(group: Case | Candidates) -> Floats:
+def _ideal_s(group: Case | CandidatePlans) -> Floats:
     """Step time at peak FLOP/s. A step has three forward passes' FLOPs, or four for layers under full recomputation."""
     work, plans = group.work, group.plans
     layers = sum((np.asarray(run.count) * run.block.forward_flops for run in work.layers), np.zeros(len(plans)))

@@ -39,11 +39,11 @@ from synergy_core.commands._settings import (
     whole,
     write_whole,
 )
+from synergy_core.commands.plan_report import COLOURS, WIDTH, svg
 from synergy_core.errors import InputError
 from synergy_core.performance.goodput.compression import compressor_named
 from synergy_core.performance.goodput.compression._compressor import Compressor
 from synergy_core.performance.planner.compressed import CompressedPlans, CompressedSearch, every_offer, gradients_of
-from synergy_core.performance.planner.explain import COLOURS, WIDTH, svg
 from synergy_core.performance.planner.machine import (
     Machine,
     Software,

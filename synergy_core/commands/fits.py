@@ -22,10 +22,10 @@ import numpy as np
 
 from synergy_core.commands._settings import table
 from synergy_core.commands.plan import GIB, Asked, asked, host_memory, in_our_names, spread, surely_fitting
+from synergy_core.commands.plan_report import seconds
 from synergy_core.errors import InputError
 from synergy_core.performance.planner.bands import Verdict, verdict
 from synergy_core.performance.planner.enumerate import leanest
-from synergy_core.performance.planner.explain import seconds
 from synergy_core.performance.planner.machine import GRADIENT_BYTES
 from synergy_core.performance.planner.memory import Memory, memory, visible_bytes
 from synergy_core.performance.planner.plan import Plan, Plans, Recompute, plans_of

@@ -56,6 +56,7 @@ from synergy_core.commands._settings import (
     write_whole,
 )
 from synergy_core.commands._settings import table as aligned
+from synergy_core.commands.plan_report import PARTS, model_flops, picture, seconds, why
 from synergy_core.errors import InputError, unknown
 from synergy_core.performance.catalog import add_gpu_sheet
 from synergy_core.performance.planner.bands import Band, Verdict, memory_band, time_band, verdict
@@ -68,7 +69,6 @@ from synergy_core.performance.planner.emitters import (
     form_names,
 )
 from synergy_core.performance.planner.enumerate import FIXABLE
-from synergy_core.performance.planner.explain import PARTS, model_flops, picture, seconds, why
 from synergy_core.performance.planner.machine import (
     DEFAULT_SOFTWARE,
     GRADIENT_BYTES,

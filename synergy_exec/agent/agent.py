@@ -19,7 +19,7 @@ import aiohttp
 from synergy_core.errors import InputError
 from synergy_exec.agent.cores import CoreGrant, Cores, Slot
 from synergy_exec.agent.forkserver import Forkserver
-from synergy_exec.agent.run import NodeRun
+from synergy_exec.agent.node_run import NodeRun
 from synergy_exec.job_folder import CHECKPOINTS
 from synergy_exec.messages import (
     KILLED,

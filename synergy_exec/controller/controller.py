@@ -23,7 +23,7 @@ from synergy_core.errors import InputError
 from synergy_core.scheduling.decisions.reasons import Stopped
 from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
 from synergy_core.scheduling.jobs.record import gpus_in
-from synergy_core.scheduling.jobs.testbed_profiles import Profile
+from synergy_core.scheduling.jobs.testbed_profiles import TestbedProfile
 from synergy_core.scheduling.policies import Policy, SharingPolicy
 from synergy_core.units import MB, on_grid
 from synergy_exec import job_folder
@@ -185,7 +185,7 @@ class Controller:
         backend: Backend,
         settings: Settings,
         folder: Path,
-        profile: Profile,
+        profile: TestbedProfile,
     ) -> None:
         self.policy, self.arrivals = policy, arrivals
         self.settings, self.folder, self.profile = settings, folder, profile

@@ -22,7 +22,7 @@ from synergy_core.scheduling.decisions.reasons import Reason, Stopped, Waiting
 from synergy_core.scheduling.jobs.cluster import Cluster
 from synergy_core.scheduling.jobs.record import gpus_in
 from synergy_core.scheduling.jobs.spec import Shape
-from synergy_core.scheduling.jobs.testbed_profiles import Profile
+from synergy_core.scheduling.jobs.testbed_profiles import TestbedProfile
 from synergy_core.scheduling.policies import Policy, get_policy, policy_names
 from synergy_exec import job_folder
 from synergy_exec.controller.decider import Decider, Orders, remedy
@@ -32,7 +32,7 @@ from synergy_exec.controller.learning import Learning
 from synergy_exec.job_file import JobFile, check_folders
 from synergy_exec.job_folder import CHECKPOINTS, freeze
 from synergy_exec.messages import Ended, Launch, Message, Noted, Report, Saved, Started
-from synergy_exec.nodes.runs import Happened, Run, Runs
+from synergy_exec.nodes.runs import Happened, JobRun, Runs
 from synergy_exec.plans import read_candidates
 from synergy_exec.settings import QueueSettings, Settings
 from synergy_exec.training.checkpoint_folder import saving_s
@@ -117,7 +117,13 @@ class Execution:
     """
 
     def __init__(
-        self, journal: Journal, policy: Policy, cluster: Cluster, settings: Settings, folder: Path, profile: Profile
+        self,
+        journal: Journal,
+        policy: Policy,
+        cluster: Cluster,
+        settings: Settings,
+        folder: Path,
+        profile: TestbedProfile,
     ) -> None:
         self.journal = journal
         self.folder, self.jobs_folder = folder, folder / "jobs"
@@ -275,9 +281,9 @@ class Execution:
         self.freed = False
         self.decisions += 1
         self.deciding_s += answer.took_s
-        started: list[Run] = []
+        started: list[JobRun] = []
         for job, placed, plan in answer.starts:
-            run = Run(self.next_run, job.job_id, placed, plan, job.share)
+            run = JobRun(self.next_run, job.job_id, placed, plan, job.share)
             self.next_run += 1
             job.run = run.number
             started.append(run)
@@ -352,7 +358,7 @@ class Execution:
         if self.decider.unsettled:
             self.decide(now_s)
 
-    def _learn(self, job: ExecutedJob, run: Run, message: Message, now_s: float) -> None:
+    def _learn(self, job: ExecutedJob, run: JobRun, message: Message, now_s: float) -> None:
         """Records what a message of a run says about progress and checkpoints."""
         if isinstance(message, Report):
             seen = job.seen
@@ -419,7 +425,7 @@ class Execution:
         elif what.ended is not None:
             self._left(job, run, what.ended, now_s)
 
-    def _learn_exchange(self, job: ExecutedJob, run: Run, said: Started) -> None:
+    def _learn_exchange(self, job: ExecutedJob, run: JobRun, said: Started) -> None:
         """Learns layers and encoding speed from a worker's report. Plans may have compressors afterwards."""
         if not (said.layers or said.codecs):
             return
@@ -431,7 +437,7 @@ class Execution:
             if found is not None and found is not each.exchange:
                 each.may_exchange(found)
 
-    def _left(self, job: ExecutedJob, run: Run, ended: Ended, now_s: float) -> None:
+    def _left(self, job: ExecutedJob, run: JobRun, ended: Ended, now_s: float) -> None:
         """Handles the exit of a run's last process: ends the job, retries it, or lets it wait."""
         outcome, reason = ended.outcome, ended.reason
         self.journal.ended(run.number, outcome, reason)
@@ -469,12 +475,12 @@ class Execution:
             self._waits_unless_it_goes_on(job)
         self._journal_job(job)
 
-    def _refused(self, job: ExecutedJob, run: Run, ended: Ended) -> str:
+    def _refused(self, job: ExecutedJob, run: JobRun, ended: Ended) -> str:
         """If a run failed under a plan that was being tried, drops the plan and returns a message; else ""."""
         shape = Shape(self.decider.aside.whole.type_of(run.placed), len(run.placed), gpus_in(run.placed))
         return self.learning.refused(job.file, shape, run.plan, ended)
 
-    def _stack(self, run: Run) -> str:
+    def _stack(self, run: JobRun) -> str:
         """The stack that rank 0 of a hung run wrote into its log; "" if there is none."""
         log = self.jobs_folder / str(run.job) / job_folder.LOG
         try:
@@ -493,7 +499,7 @@ class Execution:
                 self._end(job, "failed", f"it has run for max_seconds={job.file.max_seconds:g}", now_s)
         self._settle(now_s)
 
-    def _lost(self, job: ExecutedJob, run: Run, ended: Ended, lasted_s: float) -> str:
+    def _lost(self, job: ExecutedJob, run: JobRun, ended: Ended, lasted_s: float) -> str:
         """Counts a lost run. Returns why the job itself seems at fault for repeated losses, or ""."""
         if run.excused:
             return ""
@@ -549,7 +555,7 @@ class Execution:
     def folder_of(self, job: ExecutedJob) -> Path:
         return self.jobs_folder / str(job.job_id)
 
-    def _launch_of(self, run: Run) -> Launch:
+    def _launch_of(self, run: JobRun) -> Launch:
         job = self.jobs[run.job]
         gpu_type = self.decider.aside.whole.type_of(run.placed)
         folder = self.folder_of(job).resolve()

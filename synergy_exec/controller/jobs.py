@@ -18,7 +18,7 @@ from synergy_core.scheduling.decisions.reasons import Stopped
 from synergy_core.scheduling.jobs.exchange import Compression, GradientExchange, before_layers, exchange_of
 from synergy_core.scheduling.jobs.record import Job
 from synergy_core.scheduling.jobs.spec import JobSpec
-from synergy_core.scheduling.jobs.testbed_profiles import Profile
+from synergy_core.scheduling.jobs.testbed_profiles import TestbedProfile
 from synergy_exec.controller.journal import ENDED, JobRow, State
 from synergy_exec.job_file import JobFile
 from synergy_exec.job_folder import Filed
@@ -164,7 +164,7 @@ class ExecutedJob(Job):
         *,
         gpu_types: Sequence[str],
         restart_s: float,
-        profile: Profile,
+        profile: TestbedProfile,
         exchange: ModelExchange | None = None,
     ) -> None:
         super().__init__(
@@ -223,7 +223,7 @@ class ExecutedJob(Job):
         return self.state in ENDED
 
 
-def spec_of(file: JobFile, gpu_types: Sequence[str], restart_s: float, profile: Profile) -> JobSpec:
+def spec_of(file: JobFile, gpu_types: Sequence[str], restart_s: float, profile: TestbedProfile) -> JobSpec:
     """The core's specification of a job.
 
     For a job without a profile any batch fits and all GPU types are equally fast. A batch that does not fit ends the

@@ -19,10 +19,10 @@ from synergy_core.scheduling.jobs.planned import ProfiledTask
 from synergy_core.scheduling.jobs.spec import Shape
 from synergy_core.scheduling.jobs.testbed_profiles import (
     NoiseFrom,
-    Profile,
     ProfiledCosts,
     ProfiledModel,
     ProfiledRow,
+    TestbedProfile,
     degrees_of,
     grows,
     is_new,
@@ -44,9 +44,9 @@ class Learning:
     It grows only with `profile=auto`.
     """
 
-    def __init__(self, profile: Profile, cluster: Cluster, settings: Settings) -> None:
+    def __init__(self, profile: TestbedProfile, cluster: Cluster, settings: Settings) -> None:
         self._models = dict(profile.models)
-        self.profile = Profile(self._models, profile.machine, profile.date)
+        self.profile = TestbedProfile(self._models, profile.machine, profile.date)
         self._cluster, self._restart_s = cluster, settings.restart_s
         self._fraction = settings.explore_fraction
         auto = settings.profile == AUTO and settings.compression == "none" and bool(profile.machine)

@@ -12,7 +12,7 @@ from torch.nn import functional
 from synergy_exec.training.job import TrainingJob
 
 
-class Attention(nn.Module):
+class CausalSelfAttention(nn.Module):
     """Causal self-attention. It infers the number of heads, since a tensor-parallel rank has only some of them."""
 
     def __init__(self, hidden: int, heads: int) -> None:
@@ -33,13 +33,13 @@ class Attention(nn.Module):
         return output
 
 
-class Block(nn.Module):
+class DecoderLayer(nn.Module):
     """Attention and a perceptron. Each normalises its input first and adds its output to the input."""
 
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(hidden)
-        self.attention = Attention(hidden, heads)
+        self.attention = CausalSelfAttention(hidden, heads)
         self.norm = nn.LayerNorm(hidden)
         self.up = nn.Linear(hidden, 4 * hidden)
         self.down = nn.Linear(4 * hidden, hidden)
@@ -58,7 +58,7 @@ class Transformer(nn.Module):
         super().__init__()
         self.token = nn.Embedding(vocabulary, hidden)
         self.place = nn.Parameter(0.02 * torch.randn(tokens, hidden))
-        self.layers = nn.ModuleList(Block(hidden, heads) for _ in range(depth))
+        self.layers = nn.ModuleList(DecoderLayer(hidden, heads) for _ in range(depth))
         self.norm = nn.LayerNorm(hidden)
         self.scores = nn.Linear(hidden, vocabulary, bias=False)
 

@@ -9,7 +9,7 @@ from torch.nn import functional
 from synergy_exec.training.job import TrainingJob, cosine
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """Causal attention and a perceptron. `look` orders its outputs by head, so that tensor parallelism can split it."""
 
     def __init__(self, width, heads, dropout):
@@ -31,7 +31,7 @@ class CharacterModel(nn.Module):
     def __init__(self, tokens, width, depth, heads, dropout):
         super().__init__()
         self.character, self.place = nn.Embedding(128, width), nn.Parameter(0.02 * torch.randn(tokens, width))
-        self.blocks = nn.ModuleList(Block(width, heads, dropout) for _ in range(depth))
+        self.blocks = nn.ModuleList(TransformerBlock(width, heads, dropout) for _ in range(depth))
         self.norm, self.scores = nn.LayerNorm(width), nn.Linear(width, 128, bias=False)
 
     def embed(self, x):

@@ -32,12 +32,12 @@ from synergy_exec.messages import (
 Stage = Literal["waiting", "reserving", "launched", "started"]
 Slot = tuple[int, int]
 """Node and slot."""
-LaunchOf = Callable[["Run"], Launch]
+LaunchOf = Callable[["JobRun"], Launch]
 """Makes the launch message of a run without the parts that differ between nodes."""
 
 
 @dataclass(slots=True)
-class Run:
+class JobRun:
     """A job on fixed slots."""
 
     number: int
@@ -84,7 +84,7 @@ class Happened(NamedTuple):
     """
 
     what: Literal["launched", "stepped", "dropped", "left"]
-    run: Run
+    run: JobRun
     started: Started | None = None
     ended: Ended | None = None
 
@@ -97,14 +97,14 @@ class Runs:
 
     def __init__(self, launch_of: LaunchOf, ports: str) -> None:
         self._launch_of, self._ports = launch_of, ports
-        self.runs: dict[int, Run] = {}
+        self.runs: dict[int, JobRun] = {}
         self.connected: set[int] = set()
         self.outbox: list[tuple[int, Message]] = []
         self.happened: list[Happened] = []
 
     # Requests of the controller
 
-    def start(self, run: Run) -> None:
+    def start(self, run: JobRun) -> None:
         """Launches the run as soon as its slots are free and the job's earlier run has ended."""
         self.runs[run.number] = run
         self._launch_waiting()
@@ -147,11 +147,11 @@ class Runs:
             run.share = share
             self._tell(run, Reshare(run=number, share=share))
 
-    def _goes_on(self, number: int) -> Run | None:
+    def _goes_on(self, number: int) -> JobRun | None:
         run = self.runs.get(number)
         return None if run is None or run.stopping else run
 
-    def _tell(self, run: Run, message: Message) -> None:
+    def _tell(self, run: JobRun, message: Message) -> None:
         """Sends a message to every node of a run that has workers; a later launch includes the change."""
         if run.stage in ("launched", "started"):
             for node in run.nodes:
@@ -211,7 +211,7 @@ class Runs:
                 self._send(run.nodes[0], Reserve(run=run.number, ports=self._ports, opens_port=opens))
             taken |= run.slots
 
-    def _launch(self, run: Run) -> None:
+    def _launch(self, run: JobRun) -> None:
         launch = self._launch_of(run)
         run.stage = "launched"
         self.happened.append(Happened("launched", run))
@@ -234,7 +234,7 @@ class Runs:
 
     # Ending
 
-    def _part_ended(self, run: Run, node: int, ended: Ended) -> None:
+    def _part_ended(self, run: JobRun, node: int, ended: Ended) -> None:
         run.said[node] = ended
         if ended.outcome in ("failed", "lost"):
             self._tell(run, Kill(run=run.number))

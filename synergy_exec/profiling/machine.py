@@ -15,7 +15,7 @@ from typing import Any
 
 from synergy_core.scheduling.jobs.cluster import Cluster
 from synergy_core.scheduling.jobs.record import Placed
-from synergy_core.scheduling.jobs.testbed_profiles import NoiseFrom, Profile, ProfiledModel
+from synergy_core.scheduling.jobs.testbed_profiles import NoiseFrom, ProfiledModel, TestbedProfile
 from synergy_exec.plans import sizes_of
 from synergy_runs.inputs.from_settings import read_profile, write_profile
 
@@ -34,10 +34,10 @@ def profile_in(results_dir: Path) -> Path:
     return results_dir / "profile.json"
 
 
-def known_profile(path: Path, where: str) -> Profile:
+def known_profile(path: Path, where: str) -> TestbedProfile:
     """The profile of machine `where` in the file, or in one that `keep_profile` renamed; empty if there is none."""
     there = [read_profile(each) for each in (path, _renamed(path, where)) if each.is_file()]
-    return next((each for each in there if each.machine == where), Profile({}, where))
+    return next((each for each in there if each.machine == where), TestbedProfile({}, where))
 
 
 def keep_profile(models: Mapping[str, ProfiledModel], where: str, path: Path) -> None:
@@ -45,7 +45,7 @@ def keep_profile(models: Mapping[str, ProfiledModel], where: str, path: Path) ->
     now = datetime.datetime.now().strftime("%Y-%m-%d %H:%M")
     if path.is_file() and (there := read_profile(path)).machine != where:
         path.replace(_renamed(path, there.machine))
-    write_profile(Profile(models, where, now), path)
+    write_profile(TestbedProfile(models, where, now), path)
 
 
 def _renamed(path: Path, where: str) -> Path:

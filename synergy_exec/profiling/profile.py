@@ -22,12 +22,12 @@ from synergy_core.scheduling.jobs.cluster import Share
 from synergy_core.scheduling.jobs.record import Placed
 from synergy_core.scheduling.jobs.testbed_profiles import (
     NoiseFrom,
-    Profile,
     ProfiledCosts,
     ProfiledInput,
     ProfiledModel,
     ProfiledRow,
     StepAtCpus,
+    TestbedProfile,
     degrees_of,
 )
 from synergy_core.units import GB
@@ -123,7 +123,7 @@ def current_profile(
     where: str,
     say: Say,
     settings: Settings,
-) -> tuple[Profile, list[str]]:
+) -> tuple[TestbedProfile, list[str]]:
     """Returns the profile in a file, and messages. If the file is of another machine or lacks some of these models,
     measures them first.
     """
@@ -143,7 +143,7 @@ def current_profile(
     return known_profile(path, where), [*made.remarks, kept]
 
 
-def _covers(profile: Profile, file: JobFile) -> bool:
+def _covers(profile: TestbedProfile, file: JobFile) -> bool:
     model = profile.of(file.name, file.application)
     if model is None or model.initial_batch != file.initial_batch:
         return False

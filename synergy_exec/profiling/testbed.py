@@ -18,7 +18,7 @@ from synergy_exec.backends import Backend, Meeting
 from synergy_exec.job_file import JobFile
 from synergy_exec.messages import Ended, Hello, Launch, Message, Report, Started
 from synergy_exec.nodes.agents import Agents, listening
-from synergy_exec.nodes.runs import Run, Runs
+from synergy_exec.nodes.runs import JobRun, Runs
 from synergy_exec.settings import Settings
 
 ENDLESS = 1e15
@@ -104,7 +104,7 @@ class Testbed:
             **fields,
         )
         self._mine.append(TestbedRun(launch))
-        self._runs.start(Run(number, job, placed, plan, share))
+        self._runs.start(JobRun(number, job, placed, plan, share))
         self._flush()
         return self._mine[-1]
 

@@ -31,7 +31,7 @@ from torch.optim import Optimizer
 from synergy_core.errors import InputError
 from synergy_exec.training import checkpoint_folder, integrity
 from synergy_exec.training.checkpoint_folder import Staging
-from synergy_exec.training.integrity import DamagedError, Digest, Manifest, Piece, Progress, Stored, Trained
+from synergy_exec.training.integrity import DamagedError, Digest, Manifest, Progress, Stored, TensorPiece, Trained
 from synergy_exec.training.ranks import Ranks
 from synergy_runs.files import flush
 
@@ -145,7 +145,7 @@ class Checkpoints:
         return None
 
     def _write(
-        self, ranks: Ranks, blocks: Mapping[str, Block], trained: dict[str, Trained], progress: Progress
+        self, ranks: Ranks, blocks: Mapping[str, TensorShard], trained: dict[str, Trained], progress: Progress
     ) -> None:
         offers = ranks.together(lambda: ([_offer(name, own) for name, own in blocks.items()], trained))
         tensors, needed_bytes = _shared_out([offered for offered, _ in offers])
@@ -251,7 +251,7 @@ def _is_number(value: Any) -> bool:
     return type(value) in (int, float)
 
 
-class Block(NamedTuple):
+class TensorShard(NamedTuple):
     """This rank's part of a tensor. whole: shape of the whole tensor. offset: where in it the block begins."""
 
     whole: tuple[int, ...]
@@ -259,12 +259,12 @@ class Block(NamedTuple):
     values: Tensor
 
 
-def block(tensor: Tensor) -> Block:
+def block(tensor: Tensor) -> TensorShard:
     """This rank's block of a tensor: the local part of a DTensor, or the whole of any other tensor."""
     if not isinstance(tensor, DTensor):
-        return Block(tuple(tensor.shape), (0,) * tensor.dim(), tensor.detach())
+        return TensorShard(tuple(tensor.shape), (0,) * tensor.dim(), tensor.detach())
     _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    return Block(tuple(tensor.shape), tuple(offset), tensor.to_local().detach())
+    return TensorShard(tuple(tensor.shape), tuple(offset), tensor.to_local().detach())
 
 
 _ALIGNED_BYTES = 64
@@ -290,7 +290,7 @@ def _power_of_two(size: int) -> int:
     return 1 << max(size - 1, 0).bit_length()
 
 
-def _on_host(tensors: Mapping[str, Tensor], *, copied: bool) -> tuple[dict[str, Block], Callable[[], None]]:
+def _on_host(tensors: Mapping[str, Tensor], *, copied: bool) -> tuple[dict[str, TensorShard], Callable[[], None]]:
     """Returns this rank's blocks in the host's memory, and a function to call before they are read.
 
     copied: whether to copy tensors that are in the host's memory already. Copies from a GPU are queued on its stream
@@ -317,7 +317,7 @@ def _on_host(tensors: Mapping[str, Tensor], *, copied: bool) -> tuple[dict[str, 
 # Which rank writes which pieces.
 
 
-def _offer(name: str, block: Block) -> tuple[Any, ...]:
+def _offer(name: str, block: TensorShard) -> tuple[Any, ...]:
     """A block's description for other ranks: name, type, shape of the whole, offset, shape of the block, and bytes."""
     dtype = str(block.values.dtype).removeprefix("torch.")
     return name, dtype, block.whole, block.offset, block.values.shape, block.values.nbytes
@@ -340,7 +340,7 @@ def _shared_out(offers: Sequence[Sequence[Sequence[Any]]]) -> tuple[dict[str, St
         if size_bytes:
             writer = min(ranks, key=to_write.__getitem__)
             to_write[writer] += size_bytes
-            pieces.append(Piece(_file(writer), offset, shape))
+            pieces.append(TensorPiece(_file(writer), offset, shape))
     return tensors, sum(to_write)
 
 
@@ -348,7 +348,7 @@ def _file(rank: int) -> str:
     return f"rank-{rank}.safetensors"
 
 
-def _written(path: Path, blocks: Mapping[str, Block], tensors: Mapping[str, Stored]) -> Digest:
+def _written(path: Path, blocks: Mapping[str, TensorShard], tensors: Mapping[str, Stored]) -> Digest:
     """Writes one rank's file. Raises OSError."""
     written = [name for name, stored in tensors.items() if any(piece.file == path.name for piece in stored.pieces)]
     own = {name: blocks[name].values.contiguous() for name in written}

@@ -63,7 +63,7 @@ class Digest(NamedTuple):
     crc32: int
 
 
-class Piece(NamedTuple):
+class TensorPiece(NamedTuple):
     """A block of a tensor, stored in `file` under the tensor's name. offset: where in the whole tensor it begins."""
 
     file: str
@@ -76,7 +76,7 @@ class Stored(NamedTuple):
 
     dtype: str
     shape: tuple[int, ...]
-    pieces: list[Piece]
+    pieces: list[TensorPiece]
 
 
 class Trained(NamedTuple):
@@ -152,7 +152,9 @@ def read(folder: Path) -> Manifest:
             progress=Progress(**values["progress"]),
             files={name: Digest(*each) for name, each in values["files"].items()},
             tensors={
-                name: Stored(dtype, tuple(shape), [Piece(file, tuple(at), tuple(size)) for file, at, size in pieces])
+                name: Stored(
+                    dtype, tuple(shape), [TensorPiece(file, tuple(at), tuple(size)) for file, at, size in pieces]
+                )
                 for name, (dtype, shape, pieces) in values["tensors"].items()
             },
             trained={name: Trained(*each) for name, each in values["trained"].items()},

@@ -142,7 +142,7 @@ END_STATE_GPU_TIME_TOLERANCE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class CheckedFigure:
     """A figure of a generated log and its known value. If there is no source, `known` is NaN and `source` is "-".
 
     tolerance: bound of `error`, which is relative to the known value or a difference of fractions in [0, 1]; NaN if the
@@ -167,7 +167,7 @@ class Figure:
         return abs(self.error) <= self.tolerance
 
 
-def marginals(known: Statistics, rows: TraceRows, window_s: float) -> Iterator[Figure]:
+def marginals(known: Statistics, rows: TraceRows, window_s: float) -> Iterator[CheckedFigure]:
     """Compares `rows`, a log of `window_s` seconds from the first day, in every figure that the generator aims at."""
     yield from _arrival_figures(known, rows.submit_s, window_s)
     gpus, duration_s, tenant, state = rows.gpus, rows.duration_s, rows.virtual_cluster, rows.end_state
@@ -179,30 +179,32 @@ def marginals(known: Statistics, rows: TraceRows, window_s: float) -> Iterator[F
 
     for size, fraction in zip(known.sizes, known.mix.sum(axis=0).tolist(), strict=True):
         share = float((gpus == size).mean())
-        yield Figure(f"jobs with {size} GPUs", origin["sizes"], fraction, share, JOB_SHARE_TOLERANCE)
+        yield CheckedFigure(f"jobs with {size} GPUs", origin["sizes"], fraction, share, JOB_SHARE_TOLERANCE)
     for text, fraction in known.checked.get("gpu_time_fraction", {}).items():
         share = gpu_time(gpus == int(text))
-        yield Figure(f"GPU-time of {text} GPUs", origin["checked"], fraction, share, SIZE_GPU_TIME_TOLERANCE)
+        yield CheckedFigure(f"GPU-time of {text} GPUs", origin["checked"], fraction, share, SIZE_GPU_TIME_TOLERANCE)
     for code, name in enumerate(known.virtual_clusters):
         fraction, share = float(known.mix[code].sum()), float((tenant == code).mean())
-        yield Figure(f"jobs of {name}", origin["virtual_clusters"], fraction, share, JOB_SHARE_TOLERANCE)
+        yield CheckedFigure(f"jobs of {name}", origin["virtual_clusters"], fraction, share, JOB_SHARE_TOLERANCE)
     shares = zip(END_STATES, known.end_state_job_fraction, known.end_state_gpu_time_fraction, strict=True)
     for code, (name, of_jobs, of_gpu_time) in enumerate(shares):
         mine, source = state == code, origin["end_states"]
-        yield Figure(f"jobs {name}", source, float(of_jobs), float(mine.mean()), JOB_SHARE_TOLERANCE)
-        yield Figure(f"GPU-time {name}", source, float(of_gpu_time), gpu_time(mine), END_STATE_GPU_TIME_TOLERANCE)
+        yield CheckedFigure(f"jobs {name}", source, float(of_jobs), float(mine.mean()), JOB_SHARE_TOLERANCE)
+        yield CheckedFigure(
+            f"GPU-time {name}", source, float(of_gpu_time), gpu_time(mine), END_STATE_GPU_TIME_TOLERANCE
+        )
 
 
-def _arrival_figures(known: Statistics, submit_s: NDArray[np.float64], window_s: float) -> Iterator[Figure]:
+def _arrival_figures(known: Statistics, submit_s: NDArray[np.float64], window_s: float) -> Iterator[CheckedFigure]:
     """Compares rate and dispersion over all whole hours, and the shares of hours and weekdays over all whole weeks."""
     arrivals, source = known.arrivals, known.origin["arrivals"]
     since_s = submit_s - epoch_s(arrivals.first_day)
     hours = int(window_s // HOUR_S)
     hourly = np.bincount((since_s // HOUR_S).astype(np.int64), minlength=hours)[:hours]
-    yield Figure("jobs per hour", source, arrivals.mean_per_hour, hourly.mean(), MEAN_TOLERANCE, relative=True)
+    yield CheckedFigure("jobs per hour", source, arrivals.mean_per_hour, hourly.mean(), MEAN_TOLERANCE, relative=True)
     dispersion = float(hourly.var() / hourly.mean())
     name = "dispersion of hourly counts"
-    yield Figure(name, source, arrivals.index_of_dispersion, dispersion, DISPERSION_TOLERANCE, relative=True)
+    yield CheckedFigure(name, source, arrivals.index_of_dispersion, dispersion, DISPERSION_TOLERANCE, relative=True)
     weeks = hours // (DAYS_PER_WEEK * HOURS_PER_DAY)
     if not weeks:
         return
@@ -210,12 +212,14 @@ def _arrival_figures(known: Statistics, submit_s: NDArray[np.float64], window_s:
     by_hour, by_day = of_week.sum(axis=(0, 1)) / of_week.sum(), of_week.sum(axis=(0, 2)) / of_week.sum()
     by_weekday = np.roll(by_day, first_hour(arrivals) // HOURS_PER_DAY)
     for hour, fraction in enumerate(arrivals.hour_of_day_fraction.tolist()):
-        yield Figure(f"jobs at {hour:02d} h", source, fraction, float(by_hour[hour]), HOUR_OF_DAY_TOLERANCE)
+        yield CheckedFigure(f"jobs at {hour:02d} h", source, fraction, float(by_hour[hour]), HOUR_OF_DAY_TOLERANCE)
     for day, fraction in enumerate(arrivals.weekday_fraction.tolist()):
-        yield Figure(f"jobs on {WEEKDAYS[day]}", source, fraction, float(by_weekday[day]), WEEKDAY_TOLERANCE)
+        yield CheckedFigure(f"jobs on {WEEKDAYS[day]}", source, fraction, float(by_weekday[day]), WEEKDAY_TOLERANCE)
 
 
-def _duration_figures(known: Statistics, gpus: NDArray[np.int32], duration_s: NDArray[np.float64]) -> Iterator[Figure]:
+def _duration_figures(
+    known: Statistics, gpus: NDArray[np.int32], duration_s: NDArray[np.float64]
+) -> Iterator[CheckedFigure]:
     """Compares mean and median durations, mean sizes, and quantiles of durations by size class (see `has_size`)."""
     figures = {
         "mean_s": ("mean duration, s", duration_s.mean(), MEAN_TOLERANCE),
@@ -226,13 +230,13 @@ def _duration_figures(known: Statistics, gpus: NDArray[np.int32], duration_s: ND
     source = known.origin.get("checked", "")
     for key, (name, generated, tolerance) in figures.items():
         if key in known.checked:
-            yield Figure(name, source, known.checked[key], float(generated), tolerance, relative=True)
+            yield CheckedFigure(name, source, known.checked[key], float(generated), tolerance, relative=True)
     for sizes, table in known.checked.get("quantiles_s", {}).items():
         each_s = duration_s[has_size(gpus, sizes)]
         for probability, quantile_s in table.items():
             value = float(np.quantile(each_s, float(probability))) if len(each_s) else np.nan
             name = f"p{100 * float(probability):g} of {sizes}{' GPUs' * (sizes != 'all')}, s"
-            yield Figure(name, source, quantile_s, value, QUANTILE_TOLERANCE, relative=True)
+            yield CheckedFigure(name, source, quantile_s, value, QUANTILE_TOLERANCE, relative=True)
 
 
 def has_size(gpus: NDArray[np.int32], sizes: str) -> NDArray[np.bool_]:

@@ -15,7 +15,7 @@ from synergy_core.errors import InputError
 from synergy_core.units import DAY_S, HOUR_S
 from synergy_runs.files import atomic_file
 from synergy_runs.generators import generate, names
-from synergy_runs.generators.arrivals import Figure, has_size, marginals
+from synergy_runs.generators.arrivals import CheckedFigure, has_size, marginals
 from synergy_runs.generators.statistics import Statistics, statistics
 from synergy_runs.traces import read_trace
 from synergy_runs.traces.rows import END_STATES, TraceRows, iso
@@ -33,7 +33,7 @@ SIZE_CLASSES = ("1", "2-4", "5-8", ">8")
 NO_SOURCE = "-"
 
 
-def further(known: Statistics, rows: TraceRows) -> Iterator[Figure]:
+def further(known: Statistics, rows: TraceRows) -> Iterator[CheckedFigure]:
     """Compares further means and end states; then attempts, GPU-time of the top users, and failed jobs by size."""
     gpus, duration_s, state = rows.gpus, rows.duration_s, rows.end_state
     gpu_s = gpus * duration_s
@@ -44,31 +44,31 @@ def further(known: Statistics, rows: TraceRows) -> Iterator[Figure]:
         ("mean_gpus", "mean GPUs", gpus.mean()),
     ):
         if key in other:
-            yield Figure(name, source, float(other[key]), float(generated))
+            yield CheckedFigure(name, source, float(other[key]), float(generated))
     for code, name in enumerate(END_STATES):
         if name in other:
             mine = state == code
-            yield Figure(f"jobs {name}", source, other[name]["jobs"], float(mine.mean()))
+            yield CheckedFigure(f"jobs {name}", source, other[name]["jobs"], float(mine.mean()))
             share = float(gpu_s[mine].sum() / gpu_s.sum())
-            yield Figure(f"GPU-time {name}", source, other[name]["gpu_time"], share)
+            yield CheckedFigure(f"GPU-time {name}", source, other[name]["gpu_time"], share)
     attempts = len(rows) / int((rows.attempt == 1).sum())
-    yield Figure("attempts per job", NO_SOURCE, UNKNOWN, attempts)
+    yield CheckedFigure("attempts per job", NO_SOURCE, UNKNOWN, attempts)
     held = np.sort(np.bincount(rows.user, weights=gpu_s))[::-1]
     for fraction in TOP_USERS:
         share = float(held[: max(1, round(fraction * len(held)))].sum() / held.sum())
-        yield Figure(f"GPU-time of the top {fraction:.0%} users", NO_SOURCE, UNKNOWN, share)
+        yield CheckedFigure(f"GPU-time of the top {fraction:.0%} users", NO_SOURCE, UNKNOWN, share)
     failed = state == FAILED
     for sizes in SIZE_CLASSES:
         mine = has_size(gpus, sizes)
         share = float(failed[mine].mean()) if mine.any() else UNKNOWN
-        yield Figure(f"failed of jobs on {sizes} GPU{'s' * (sizes != '1')}", NO_SOURCE, UNKNOWN, share)
+        yield CheckedFigure(f"failed of jobs on {sizes} GPU{'s' * (sizes != '1')}", NO_SOURCE, UNKNOWN, share)
     # Failed jobs' known share of GPU-time ÷ their known share of jobs is the known value of this ratio.
     ratio = float(gpu_s[failed].mean() / gpu_s.mean()) if failed.any() else UNKNOWN
     name = "GPU-time of a failed job ÷ any"
     jobs, time = known.end_state_job_fraction[FAILED], known.end_state_gpu_time_fraction[FAILED]
-    yield Figure(name, known.origin["end_states"], float(time / jobs), ratio)
+    yield CheckedFigure(name, known.origin["end_states"], float(time / jobs), ratio)
     if "failed" in other:
-        yield Figure(name, source, other["failed"]["gpu_time"] / other["failed"]["jobs"], ratio)
+        yield CheckedFigure(name, source, other["failed"]["gpu_time"] / other["failed"]["jobs"], ratio)
 
 
 def tenant_loads(known: Statistics, rows: TraceRows, window_s: float) -> NDArray[np.float64]:
@@ -138,7 +138,7 @@ def _parser(*, simulates: bool) -> argparse.ArgumentParser:
     return parser
 
 
-def _print_figures(aimed_at: Sequence[Figure], others: Sequence[Figure]) -> None:
+def _print_figures(aimed_at: Sequence[CheckedFigure], others: Sequence[CheckedFigure]) -> None:
     print(f"{'figure':<30} {'from':<8} {'known':>12} {'generated':>12} {'error':>9} {'accepted':>9}")
     for each in aimed_at:
         unit = "%" if each.relative else "p"
@@ -154,7 +154,7 @@ def _print_figures(aimed_at: Sequence[Figure], others: Sequence[Figure]) -> None
     print("-: we know no source.")
 
 
-def _first_columns(each: Figure) -> str:
+def _first_columns(each: CheckedFigure) -> str:
     return f"{each.name:<30} {each.source:<8} {_number(each.known):>12} {_number(each.generated):>12}"
 
 

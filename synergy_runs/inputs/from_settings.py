@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from synergy_core.errors import InputError, unknown
 from synergy_core.performance.catalog import add_gpu_sheet, gpu_type_named, node_sheet_of
 from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
-from synergy_core.scheduling.jobs.testbed_profiles import Profile, profile_of
+from synergy_core.scheduling.jobs.testbed_profiles import TestbedProfile, profile_of
 from synergy_core.scheduling.policies import Policy
 from synergy_core.units import DAY_S, GB, MB
 from synergy_runs.files import atomic_file
@@ -619,7 +619,7 @@ def check_compression(compression: str, policies: Iterable[Policy]) -> None:
         )
 
 
-def read_profile(path: Path) -> Profile:
+def read_profile(path: Path) -> TestbedProfile:
     """Reads a profile, or a published table (`plan_tables`). A relative path may also start from $SYNERGY_DATA.
 
     Raises InputError if the file is missing, or is neither a profile nor a known table.
@@ -635,7 +635,7 @@ def read_profile(path: Path) -> Profile:
     return profile_of(text, str(path))
 
 
-def write_profile(profile: Profile, path: Path) -> None:
+def write_profile(profile: TestbedProfile, path: Path) -> None:
     """Writes the profile to a file, completely or not at all."""
     with atomic_file(path) as partial:
         partial.write_text(profile.to_json(), encoding="utf-8")

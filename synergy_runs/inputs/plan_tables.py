@@ -13,7 +13,7 @@ from typing import Any
 
 from synergy_core.errors import InputError
 from synergy_core.performance.planner.plan import Plan, Recompute
-from synergy_core.scheduling.jobs.testbed_profiles import NoiseFrom, Profile, ProfiledModel, ProfiledRow
+from synergy_core.scheduling.jobs.testbed_profiles import NoiseFrom, ProfiledModel, ProfiledRow, TestbedProfile
 from synergy_runs.traces.arena import model_named
 
 RUBICK_PLANS = {
@@ -30,7 +30,7 @@ Rows = Iterator[tuple[str, ProfiledRow]]
 
 def _rubick(table: Any, path: Path) -> Rows:
     """Reads Rubick's table (nodes of 8 A800). Each digit of `gpus_per_node_used` is the number of GPUs on one node."""
-    from synergy_core.commands.measurements.rubick import MODELS
+    from synergy_core.commands.measurements.rubick_times import MODELS
 
     for row in table.itertuples():
         *_, batch = MODELS[row.model]
@@ -75,7 +75,7 @@ READERS: dict[frozenset[str], tuple[str, Callable[[Any, Path], Rows]]] = {
 """The columns that identify each known table → (the publication, the function that reads the table)."""
 
 
-def plan_table(path: Path) -> Profile:
+def plan_table(path: Path) -> TestbedProfile:
     """Reads a published table as a profile. Raises InputError if the file is not a known table."""
     import pandas as pd
 
@@ -96,7 +96,7 @@ def plan_table(path: Path) -> Profile:
     except (OSError, KeyError, ValueError) as error:
         why = f"{error.args[0]!r} is unknown" if isinstance(error, KeyError) else str(error)
         raise InputError(f"{path}: cannot be read as a table of {name}: {why}.") from None
-    return Profile({model: _model(model, tuple(each)) for model, each in rows.items()}, f"GPUs of {name}")
+    return TestbedProfile({model: _model(model, tuple(each)) for model, each in rows.items()}, f"GPUs of {name}")
 
 
 def _model(name: str, rows: tuple[ProfiledRow, ...]) -> ProfiledModel:

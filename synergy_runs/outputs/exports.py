@@ -18,7 +18,7 @@ from synergy_runs.outputs.tables import (
     SHARED,
     TERMS,
     Cell,
-    Figure,
+    SummaryColumn,
     assumptions,
     caption,
     default_columns,
@@ -41,7 +41,7 @@ _LATEX = {
 """Replacements for characters that are special in LaTeX or missing in some font encodings."""
 
 
-def columns_named(names: Sequence[str], comparison: Comparison) -> list[Figure]:
+def columns_named(names: Sequence[str], comparison: Comparison) -> list[SummaryColumn]:
     """The columns with these names, which are those of the CSV; all that are known for `ALL`.
 
     Raises InputError for a name that is unknown.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Figure:
+class SummaryColumn:
     """One column: a key of the summary, its heading, its format, and the function that picks the best value."""
 
     key: str
@@ -32,36 +32,36 @@ class Figure:
 
 
 # In order of importance: a narrow terminal shows the first ones.
-RATIO = Figure("mean_jct_ratio", "ratio", "ratio", None)
+RATIO = SummaryColumn("mean_jct_ratio", "ratio", "ratio", None)
 """The column of `ComparedPolicy.ratio`; its heading names the first row."""
-TERMS = (Figure("may_change", "may change", "words", None), Figure("knows", "knows", "words", None))
+TERMS = (SummaryColumn("may_change", "may change", "words", None), SummaryColumn("knows", "knows", "words", None))
 """Columns of words on a policy's terms; their cells are `terms_cells`."""
 FIGURES = (
-    Figure("mean_jct_s", "mean JCT", "time"),
-    Figure("mean_waiting_s", "mean wait", "time"),
-    Figure("max_waiting_s", "longest wait", "time"),
-    Figure("p99_slowdown", "p99 slowdown", "number"),
-    Figure("max_restarts", "most restarts", "number"),
-    Figure("service_gpu_s", "GPU time", "gpu_time", None),
-    Figure("p99_waiting_s", "p99 wait", "time"),
-    Figure("p99_jct_s", "p99 JCT", "time"),
-    Figure("p50_slowdown", "median slowdown", "number"),
-    Figure("fragmented_gpu_s", "fragmented", "gpu_time"),
-    Figure("gpu_utilisation_fraction", "GPUs used", "percent", max),
-    Figure("p50_jct_s", "median JCT", "time"),
-    Figure("mean_queueing_delay_s", "first start", "time"),
-    Figure("p99_finish_time_fairness", "p99 ρ", "number"),
-    Figure("restarts_per_job", "restarts per job", "number"),
-    Figure("lost_gpu_s", "lost work", "gpu_time"),
-    Figure("makespan_s", "makespan", "time"),
-    Figure("unfair_fraction", "ρ > 1", "percent"),
-    Figure("p90_jct_s", "p90 JCT", "time"),
-    Figure("p999_jct_s", "p99.9 JCT", "time"),
-    Figure("simulation_cpu_s", "CPU s", "number", None),
+    SummaryColumn("mean_jct_s", "mean JCT", "time"),
+    SummaryColumn("mean_waiting_s", "mean wait", "time"),
+    SummaryColumn("max_waiting_s", "longest wait", "time"),
+    SummaryColumn("p99_slowdown", "p99 slowdown", "number"),
+    SummaryColumn("max_restarts", "most restarts", "number"),
+    SummaryColumn("service_gpu_s", "GPU time", "gpu_time", None),
+    SummaryColumn("p99_waiting_s", "p99 wait", "time"),
+    SummaryColumn("p99_jct_s", "p99 JCT", "time"),
+    SummaryColumn("p50_slowdown", "median slowdown", "number"),
+    SummaryColumn("fragmented_gpu_s", "fragmented", "gpu_time"),
+    SummaryColumn("gpu_utilisation_fraction", "GPUs used", "percent", max),
+    SummaryColumn("p50_jct_s", "median JCT", "time"),
+    SummaryColumn("mean_queueing_delay_s", "first start", "time"),
+    SummaryColumn("p99_finish_time_fairness", "p99 ρ", "number"),
+    SummaryColumn("restarts_per_job", "restarts per job", "number"),
+    SummaryColumn("lost_gpu_s", "lost work", "gpu_time"),
+    SummaryColumn("makespan_s", "makespan", "time"),
+    SummaryColumn("unfair_fraction", "ρ > 1", "percent"),
+    SummaryColumn("p90_jct_s", "p90 JCT", "time"),
+    SummaryColumn("p999_jct_s", "p99.9 JCT", "time"),
+    SummaryColumn("simulation_cpu_s", "CPU s", "number", None),
 )
 SHARED = (
-    Figure("cpu_utilisation_fraction", "CPUs used", "percent", None),
-    Figure("memory_utilisation_fraction", "memory used", "percent", None),
+    SummaryColumn("cpu_utilisation_fraction", "CPUs used", "percent", None),
+    SummaryColumn("memory_utilisation_fraction", "memory used", "percent", None),
 )
 """Columns of policies that share out CPUs and memory; shown in the report only."""
 MAX_SWEPT_VALUES = 6
@@ -84,14 +84,14 @@ KEEPS, CHANGES = "keep each job's GPUs and batch", "may change GPUs or batch"
 _NBSP = "\N{NO-BREAK SPACE}"
 
 
-def unit_of(figure: Figure, rows: Sequence[ComparedPolicy]) -> tuple[float, str]:
+def unit_of(figure: SummaryColumn, rows: Sequence[ComparedPolicy]) -> tuple[float, str]:
     """(scale, unit): the unit in which all numbers of a column are shown, and the value of one unit."""
     if figure.kind != "time":
         return {"percent": (0.01, "%"), "gpu_time": (HOUR_S, "GPU-h"), "number": (1.0, "")}[figure.kind]
     return unit_of_times(row.mean(figure.key) for row in rows)
 
 
-def cells(figure: Figure, rows: Sequence[ComparedPolicy]) -> tuple[str, list[str], list[bool]]:
+def cells(figure: SummaryColumn, rows: Sequence[ComparedPolicy]) -> tuple[str, list[str], list[bool]]:
     """(unit, a text per row, a flag per row: whether it is the best of its setting, oracles and the log aside)."""
     if figure in (RATIO, *TERMS):
         of_ratio = figure is RATIO
@@ -109,7 +109,7 @@ def cells(figure: Figure, rows: Sequence[ComparedPolicy]) -> tuple[str, list[str
     return unit, texts, [row.eligible and text == best.get(row.setting) for text, row in zip(texts, rows, strict=True)]
 
 
-def figures_of(rows: Sequence[ComparedPolicy]) -> list[Figure]:
+def figures_of(rows: Sequence[ComparedPolicy]) -> list[SummaryColumn]:
     """The columns for which at least one row has a value."""
     return [each for each in FIGURES if any(math.isfinite(row.mean(each.key)) for row in rows)] or [FIGURES[0]]
 
@@ -380,7 +380,7 @@ def terms_cells(row: ComparedPolicy) -> tuple[str, str]:
     return ", ".join(row.terms.may_change) or "–", (row.terms.knows + star) or "–"
 
 
-def default_columns(figures: Sequence[Figure], rows: Sequence[ComparedPolicy]) -> list[Figure]:
+def default_columns(figures: Sequence[SummaryColumn], rows: Sequence[ComparedPolicy]) -> list[SummaryColumn]:
     """The columns of a table with these figures: the policies' terms first; the ratio follows the first figure."""
     if len(rows) == 1:
         return list(figures)
@@ -405,7 +405,7 @@ class Cell(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Layout:
+class TableLayout:
     """A table's text, in whatever form it is printed. sections: one per setting, with groups as (title, rows)."""
 
     columns: list[Column]
@@ -423,7 +423,9 @@ class Layout:
         return [[*[""] * (tallest - len(column.heading)), *column.heading] for column in self.columns]
 
 
-def layout(comparison: Comparison, figures: Sequence[Figure], *, heading_width: int = MAX_HEADING_WIDTH) -> Layout:
+def layout(
+    comparison: Comparison, figures: Sequence[SummaryColumn], *, heading_width: int = MAX_HEADING_WIDTH
+) -> TableLayout:
     """Lays out a table: settings, policies and these columns, each in one unit.
 
     heading_width: characters after which a heading is broken, so that columns are as narrow as their numbers.
@@ -446,12 +448,14 @@ def layout(comparison: Comparison, figures: Sequence[Figure], *, heading_width: 
         id(row): [*mine, *(each[at] for each in found)] for at, (row, mine) in enumerate(zip(rows, first, strict=True))
     }
     sections = [grouped(comparison.of(setting)) for setting in comparison.settings]
-    return Layout(columns, [[(title, [lines[id(row)] for row in group]) for title, group in each] for each in sections])
+    return TableLayout(
+        columns, [[(title, [lines[id(row)] for row in group]) for title, group in each] for each in sections]
+    )
 
 
 def comparison_table(
-    comparison: Comparison, width: int, columns: Sequence[Figure] | None = None
-) -> tuple[Table, list[Figure]]:
+    comparison: Comparison, width: int, columns: Sequence[SummaryColumn] | None = None
+) -> tuple[Table, list[SummaryColumn]]:
     """Returns a table of the columns that fit in `width`, a row per policy (and setting), and the columns left out.
 
     columns: the columns to choose from, the most important first; by default, all figures that are known.
@@ -468,7 +472,7 @@ def comparison_table(
     return table, figures[count:]
 
 
-def _table(comparison: Comparison, figures: Sequence[Figure], *, narrow: bool) -> Table:
+def _table(comparison: Comparison, figures: Sequence[SummaryColumn], *, narrow: bool) -> Table:
     from rich import box
     from rich.table import Table
 
@@ -504,7 +508,9 @@ def joined(text: str) -> str:
     return "\n".join(lines)
 
 
-def print_comparison(comparison: Comparison, width: int | None = None, columns: Sequence[Figure] | None = None) -> None:
+def print_comparison(
+    comparison: Comparison, width: int | None = None, columns: Sequence[SummaryColumn] | None = None
+) -> None:
     """Prints the caption, the table, the verdict and the notes; without styles if the output is not a terminal.
 
     columns: see `comparison_table`.

@@ -37,7 +37,7 @@ def recognises(path: Path, head: str) -> bool:
     return (head.lstrip().startswith("[") and not slurm.recognises(path, head)) or path.name == "cluster_job_log"
 
 
-class Run(NamedTuple):
+class Attempt(NamedTuple):
     """One attempt of a job, with the columns that `_attempts.add` reads."""
 
     job: int
@@ -59,7 +59,7 @@ def read(path: Path, rows: TraceRows) -> None:
     """Adds every attempt that ran; notes the machines in the file beside the log and inconsistencies in the log."""
     import pandas as pd
 
-    runs: list[Run] = []
+    runs: list[Attempt] = []
     with open_text(path) as stream:
         text = stream.read()
     for number, (line, job) in enumerate(objects(path, text)):
@@ -68,7 +68,7 @@ def read(path: Path, rows: TraceRows) -> None:
         except BadValueError as bad:
             rows.reject(line, *bad.facts)
     called = {"submit_s": "submitted_time", "duration_s": "attempts (run time)", "gpus": "attempts (gpus)"}
-    _attempts.add(pd.DataFrame(runs, columns=Run._fields), rows, called)
+    _attempts.add(pd.DataFrame(runs, columns=Attempt._fields), rows, called)
     beside = path.parent / MACHINE_LIST
     if beside.is_file():
         groups = sorted(machine_list(beside).items(), reverse=True)
@@ -92,8 +92,8 @@ def machine_list(path: Path) -> dict[tuple[int, str], int]:
     return dict(groups)
 
 
-def _runs(number: int, line: int, job: object, rows: TraceRows) -> list[Run]:
-    """The attempts of one job, or a single `Run` with the reason why none is replayed. Raises BadValueError."""
+def _runs(number: int, line: int, job: object, rows: TraceRows) -> list[Attempt]:
+    """The attempts of one job, or a single `Attempt` with the reason why none is replayed. Raises BadValueError."""
     if not isinstance(job, dict):
         raise BadValueError("whole job", shown(job), "an object with jobid, submitted_time and attempts")
     name = _text(job, "jobid")
@@ -103,12 +103,12 @@ def _runs(number: int, line: int, job: object, rows: TraceRows) -> list[Run]:
         raise BadValueError("submitted_time", "nothing", "a date such as 2017-10-09 07:01:55, or null")
     submitted, attempts = _text(job, "submitted_time"), _list(job, "attempts", dict)
     if not attempts:
-        return [Run(number, line, name, why_not="never ran: no attempts")]
+        return [Attempt(number, line, name, why_not="never ran: no attempts")]
     if submitted is None:
-        return [Run(number, line, name, why_not="no submission time recorded")]
+        return [Attempt(number, line, name, why_not="no submission time recorded")]
     state = "completed" if (status := _text(job, "status")) is None else end_state(status, "status")
     submit_s = date_s(submitted, "submitted_time")
-    runs: list[Run] = []
+    runs: list[Attempt] = []
     for at, attempt in enumerate(attempts):
         start, end = _text(attempt, "start_time"), _text(attempt, "end_time")
         is_running = end is None and at == len(attempts) - 1
@@ -126,11 +126,11 @@ def _runs(number: int, line: int, job: object, rows: TraceRows) -> list[Run]:
             gpus, nodes = sum(count for _, count in held), ";".join(f"{ip}={count}" for ip, count in held)
             times, why_not = (start_s if runs else submit_s, start_s, duration_s), "held no GPU: the attempt lists none"
             state = RUNNING if is_running else state
-            runs.append(Run(number, line, name, *times, gpus, nodes, "" if gpus else why_not))
+            runs.append(Attempt(number, line, name, *times, gpus, nodes, "" if gpus else why_not))
         elif start is not None or end is not None:
             rows.counted["attempts with only one of their two times: not counted in the run time"] += 1
     if not runs:
-        return [Run(number, line, name, why_not="never ran: no attempt has both times")]
+        return [Attempt(number, line, name, why_not="never ran: no attempt has both times")]
     if rows.repeats(line, name, "jobid"):
         return []
     runs[-1] = runs[-1]._replace(end_state=state)

@@ -219,7 +219,7 @@ class Names:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ColumnRange:
     """Range of a column: from `low` to max(`high`, `per_gpu` × the job's GPUs). above: whether `low` is excluded."""
 
     what: str
@@ -240,15 +240,15 @@ class Limits:
         return f"{self.what} {start} {self.low:.10g} to {end}{self.unit}"
 
 
-DURATION = Limits("a duration", 0, MAX_TIME_S, " s")
+DURATION = ColumnRange("a duration", 0, MAX_TIME_S, " s")
 # A job may use a whole node for each GPU: two sockets of 128 cores with two threads each are 512 CPUs.
-CPUS = Limits("CPUs", 0, 10_000, above=True, per_gpu=512)
+CPUS = ColumnRange("CPUs", 0, 10_000, above=True, per_gpu=512)
 # No node has as much as 32 TiB of host memory per GPU.
-MEMORY = Limits("bytes", 0, 0, above=True, per_gpu=2**45)
+MEMORY = ColumnRange("bytes", 0, 0, above=True, per_gpu=2**45)
 
 
 def _column(
-    missing: Any = None, kind: type = np.float64, *, names: str = "", limits: Limits | None = None, label: str = ""
+    missing: Any = None, kind: type = np.float64, *, names: str = "", limits: ColumnRange | None = None, label: str = ""
 ) -> Any:
     """Declares a column of `TraceRows`. missing: default value; None if readers must give values. names: the field with
     the texts that the column's codes stand for. label: the column's name in errors if the file has no name for it.
@@ -272,13 +272,15 @@ class TraceRows:
     """Replay of jobs that ran several times, which trace.attempts sets: `apart` or `merged` (`_attempts`)."""
     columns: Mapping[str, str] = field(default_factory=dict)
     """Name that the reader knows → name of that column in the file, for columns that the file calls otherwise."""
-    submit_s: Floats = _column(limits=Limits("a time", -MAX_TIME_S, MAX_TIME_S, " s since 1970"), label="submit time")
+    submit_s: Floats = _column(
+        limits=ColumnRange("a time", -MAX_TIME_S, MAX_TIME_S, " s since 1970"), label="submit time"
+    )
     """Instant at which the job could first start, in seconds since 1970 (on the log's local clock if its times have no
     zone): its submission or, if later, the end of its dependencies, holds and begin times (`add`)."""
     duration_s: Floats = _column(limits=DURATION, label="duration")
     """Seconds for which the job held its GPUs, summed over its attempts if they are merged. For a job that was still
     running when the log was written (end_state `running`), until then."""
-    gpus: NDArray[np.int32] = _column(kind=np.int32, limits=Limits("a number of GPUs", 1, MAX_INT), label="GPUs")
+    gpus: NDArray[np.int32] = _column(kind=np.int32, limits=ColumnRange("a number of GPUs", 1, MAX_INT), label="GPUs")
     """Number of GPUs of the whole job, ≥ 1."""
     cpus: Floats = _column(UNKNOWN, limits=CPUS, label="CPUs")
     """CPUs that the whole job requested on all its nodes together, as the log counts them; NaN if unknown."""
@@ -306,9 +308,11 @@ class TraceRows:
     attempts are merged."""
     model: NDArray[np.int32] = _column("", np.int32, names="models")
     """Name of the model that the job trains; "" if unknown."""
-    global_batch: NDArray[np.int32] = _column(0, np.int32, limits=Limits("samples", 0, MAX_INT), label="batch size")
+    global_batch: NDArray[np.int32] = _column(
+        0, np.int32, limits=ColumnRange("samples", 0, MAX_INT), label="batch size"
+    )
     """Samples per iteration that the user requested; 0 if unknown."""
-    iterations: Floats = _column(UNKNOWN, limits=Limits("a number", 0, MAX_TIME_S, above=True), label="iterations")
+    iterations: Floats = _column(UNKNOWN, limits=ColumnRange("a number", 0, MAX_TIME_S, above=True), label="iterations")
     """Number of iterations after which the job is done; NaN if unknown."""
     start_s: Floats = _column(UNKNOWN)
     """Instant at which the job first held its GPUs in the log; NaN if unknown."""

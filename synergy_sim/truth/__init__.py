@@ -19,7 +19,7 @@ from synergy_core.performance.planner import tables
 from synergy_core.scheduling.jobs.cluster import Cluster
 from synergy_core.scheduling.jobs.exchange import Compression, PlanExchange, exchange_of
 from synergy_core.scheduling.jobs.spec import JobSpec
-from synergy_core.scheduling.jobs.testbed_profiles import Profile
+from synergy_core.scheduling.jobs.testbed_profiles import TestbedProfile
 from synergy_runs.inputs.workload import Workload
 from synergy_sim.execution import Costs
 from synergy_sim.truth.application import (
@@ -77,7 +77,7 @@ class Truth:
     """Noise of step times, and stragglers."""
     planned: PlannedTruth = field(default_factory=PlannedTruth)
     """The truth about jobs with parallel plans."""
-    profile: Profile = field(default_factory=Profile)
+    profile: TestbedProfile = field(default_factory=TestbedProfile)
     """Models measured on a testbed; they replace others of the same name."""
     sensitivities: Path | None = None
     """Folder of measured speeds by CPUs and memory; None: the catalog only."""

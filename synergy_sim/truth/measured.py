@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from synergy_core.commands.measurements._table import Table, read_table
 from synergy_core.errors import InputError
-from synergy_core.performance.catalog import ModelProfile, layers_of, nearest_type, transferred
+from synergy_core.performance.catalog import CatalogModel, layers_of, nearest_type, transferred
 from synergy_core.performance.goodput.calibration import Calibrated
 from synergy_core.performance.goodput.compression import compressor_named
 from synergy_core.performance.goodput.efficiency import compressed_sync
@@ -33,7 +33,7 @@ Curve = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]
 """Three arrays (points,): samples per GPU, increasing; seconds of a step; seconds of its synchronisation."""
 
 
-class _Profile:
+class _MeasuredSteps:
     """Step times of one application on one GPU type."""
 
     def __init__(self, folder: Path, gpu_type: str) -> None:
@@ -130,7 +130,7 @@ class MeasuredApplication(DataParallelApplication):
         self.name = folder.name
         self._most_local = max_local_batch
         self._profiles = {
-            path.stem.removeprefix("placements-"): _Profile(folder, path.stem.removeprefix("placements-"))
+            path.stem.removeprefix("placements-"): _MeasuredSteps(folder, path.stem.removeprefix("placements-"))
             for path in sorted(folder.glob("placements-*.csv"))
         }
         runs = sorted((int(re.sub(r"\D", "", path.stem)), path) for path in folder.glob("validation-*.csv"))
@@ -144,7 +144,7 @@ class MeasuredApplication(DataParallelApplication):
         self._statistics = table[:, :, 2:]
         self.initial_batch, self.max_batch = self._batches[0], self._batches[-1]
 
-    def _profile(self, gpu_type: str) -> _Profile:
+    def _profile(self, gpu_type: str) -> _MeasuredSteps:
         if gpu_type not in self._profiles:
             raise InputError(f"{self.name} was not measured on GPU type {gpu_type}; measured: {list(self._profiles)}.")
         return self._profiles[gpu_type]
@@ -263,7 +263,7 @@ class ModelledApplication(DataParallelApplication):
     """
 
     def __init__(
-        self, profile: ModelProfile, *, max_local_batch: int | None = None, network_bytes_per_s: float | None = None
+        self, profile: CatalogModel, *, max_local_batch: int | None = None, network_bytes_per_s: float | None = None
     ) -> None:
         super().__init__()
         if profile.noise is None:

@@ -14,7 +14,7 @@ import pytest
 from synergy_core.errors import InputError
 from synergy_core.performance.planner.plan import Plan
 from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
-from synergy_core.scheduling.jobs.testbed_profiles import Profile
+from synergy_core.scheduling.jobs.testbed_profiles import TestbedProfile
 from synergy_core.scheduling.policies import Policy, get_policy
 from synergy_exec import messages as said
 from synergy_exec.controller.controller import resume
@@ -266,7 +266,7 @@ def execution_of(folder: Path, policy: Policy | str = "fifo", cluster: Cluster |
     """
     chosen = get_policy(policy) if isinstance(policy, str) else policy
     nodes = cluster_of(cluster) if isinstance(cluster, int) else cluster
-    given = {"settings": Settings(retries=2), "profile": Profile(), **more}
+    given = {"settings": Settings(retries=2), "profile": TestbedProfile(), **more}
     journal = Journal(folder / "journal.sqlite")
     execution = Execution(journal, chosen, nodes, folder=folder, **given)
     resume(execution, journal.last_s())

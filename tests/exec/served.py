@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from exec.pretended import FakeAgent, file_of
 
 from synergy_core.errors import InputError
-from synergy_core.scheduling.jobs.testbed_profiles import Profile
+from synergy_core.scheduling.jobs.testbed_profiles import TestbedProfile
 from synergy_core.scheduling.policies import get_policy
 from synergy_exec.backends import Meeting
 from synergy_exec.commands._asking import Client, client_for
@@ -106,11 +106,11 @@ def controller_of(
     policy: str = "fifo",
     arrivals: tuple[Arrival, ...] = (),
     backend: Any = None,
-    profile: Profile | None = None,
+    profile: TestbedProfile | None = None,
     **more: Any,
 ) -> Controller:
     """more: settings."""
-    settings, known = dataclasses.replace(FAST, **more), Profile() if profile is None else profile
+    settings, known = dataclasses.replace(FAST, **more), TestbedProfile() if profile is None else profile
     return Controller(get_policy(policy), arrivals, backend or TaskBackend(*slots), settings, folder, known)
 
 

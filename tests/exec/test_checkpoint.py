@@ -117,7 +117,7 @@ def test_damaged_checkpoint_is_named_and_the_one_before_is_used(tmp_path, caplog
 
 def test_any_flipped_bit_of_progress_is_seen(tmp_path):
     progress = Progress(step=7, samples=56, work=6.5, grad_sqr=0.1, grad_var=0.3, noise_weight=5.0)
-    tensor = integrity.Stored("float32", (4, 2), [integrity.Piece("a", (2, 0), (2, 2))])
+    tensor = integrity.Stored("float32", (4, 2), [integrity.TensorPiece("a", (2, 0), (2, 2))])
     integrity.write(tmp_path, integrity.Manifest(progress, {"a": integrity.Digest(3, 4)}, {"weight": tensor}))
     path = tmp_path / integrity.NAME
     good = path.read_bytes()

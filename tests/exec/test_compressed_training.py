@@ -16,7 +16,7 @@ from synergy_exec.training.admitted import Admission
 from synergy_exec.training.checkpoint import Checkpoints
 from synergy_exec.training.compression import wire as wiring
 from synergy_exec.training.compression.exchange import MEASURED_EVERY, layers_of, measured_codecs
-from synergy_exec.training.compression.layers import CompressorByLayer, GradientLayer, HeldBack, Piece
+from synergy_exec.training.compression.layers import CompressorByLayer, GradientLayer, GradientPiece, HeldBack
 from synergy_exec.training.compression.schemes import send
 from synergy_exec.training.compression.schemes.quantised import row_bytes
 from synergy_exec.training.compression.wire import Clock, Wire
@@ -65,7 +65,7 @@ class Sent:
         shares = {name: (each / self.wire.replicas).flatten() for name, each in gradients.items()}
         send(
             [
-                Piece(self.layers[name], self.compressor(name), each, self.memories[name])
+                GradientPiece(self.layers[name], self.compressor(name), each, self.memories[name])
                 for name, each in shares.items()
             ],
             self.wire,

@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 from synergy_core.performance.planner.plan import Plan
 from synergy_core.scheduling.decisions.reasons import Stopped, Waiting
 from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
-from synergy_core.scheduling.jobs.testbed_profiles import NoiseFrom, Profile, ProfiledCosts, ProfiledModel, ProfiledRow
+from synergy_core.scheduling.jobs.testbed_profiles import (
+    NoiseFrom,
+    ProfiledCosts,
+    ProfiledModel,
+    ProfiledRow,
+    TestbedProfile,
+)
 from synergy_exec.controller import api
 from synergy_exec.controller.api import history
 from synergy_exec.controller.decider import Aside, fitting
@@ -508,7 +514,7 @@ MODEL = ProfiledModel("mlp", 32, 128, 1e6, (NoiseFrom(0.0, 20.0),), ProfiledCost
 
 
 def test_another_plan_on_the_same_slots_is_a_stop_and_a_start(tmp_path):
-    stage = staged(tmp_path, "synergy", (2,), profile=Profile({"mlp": MODEL}))
+    stage = staged(tmp_path, "synergy", (2,), profile=TestbedProfile({"mlp": MODEL}))
     (job,) = stage.submit(4_000.0, slots=2)
     stage.advance(0.0, 1.0)
     assert job.state == "running"

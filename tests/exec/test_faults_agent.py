@@ -12,7 +12,7 @@ import pytest
 from exec.real import Controller, descendants, forkservers, gone, log_of, steps_of, wait_until
 
 from synergy_core.performance.planner.plan import Plan
-from synergy_exec.agent.run import outcome
+from synergy_exec.agent.node_run import outcome
 from synergy_exec.messages import LOST_PEERS, Ended, Failure, Kill, Noted, Report, Retune, Saved
 from synergy_exec.training import checkpoint_folder
 

@@ -13,7 +13,7 @@ from synergy_core.performance.planner.plan import Plan
 from synergy_core.scheduling.jobs import testbed_profiles
 from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
 from synergy_core.scheduling.jobs.exchange import exchange_of
-from synergy_core.scheduling.jobs.testbed_profiles import NoiseFrom, Profile, ProfiledCosts, ProfiledModel
+from synergy_core.scheduling.jobs.testbed_profiles import NoiseFrom, ProfiledCosts, ProfiledModel, TestbedProfile
 from synergy_core.scheduling.policies import get_policy
 from synergy_exec.controller.jobs import ModelExchange
 from synergy_exec.messages import Hello
@@ -55,7 +55,7 @@ class TimedAgent(FakeAgent):
 
 def trying(folder, *, fraction=1.0, profile=None):
     settings = Settings(results_dir=folder, explore_fraction=fraction, restart_s=2.0)
-    known = Profile({}, "these cores") if profile is None else profile
+    known = TestbedProfile({}, "these cores") if profile is None else profile
     return staged(folder, "synergy", (2,), settings=settings, profile=known, agent=TimedAgent)
 
 
@@ -271,7 +271,7 @@ def shares(stage):
 
 def test_shares_are_launched_with_and_change_without_a_restart(tmp_path):
     """Alone the hungry job gets 3.2 CPUs; beside another that wants 1.2 it has what that leaves."""
-    profile = Profile({name: model(name, cpu_s=cpu_s) for name, cpu_s in (("hungry", 0.032), ("modest", 0.012))})
+    profile = TestbedProfile({name: model(name, cpu_s=cpu_s) for name, cpu_s in (("hungry", 0.032), ("modest", 0.012))})
     stage = staged(tmp_path, "fifo+tune", (2,), cluster=node(4.0), profile=profile)
     (hungry,) = stage.submit(200.0, name="hungry")
     stage.advance(1.0)

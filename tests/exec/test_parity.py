@@ -14,7 +14,13 @@ from training_jobs import policy_named, random_training
 
 from synergy_core.performance.planner.plan import Plan
 from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
-from synergy_core.scheduling.jobs.testbed_profiles import NoiseFrom, Profile, ProfiledCosts, ProfiledModel, ProfiledRow
+from synergy_core.scheduling.jobs.testbed_profiles import (
+    NoiseFrom,
+    ProfiledCosts,
+    ProfiledModel,
+    ProfiledRow,
+    TestbedProfile,
+)
 from synergy_core.scheduling.policies import AllocationPolicy, get_policy, policy_names
 from synergy_sim.assignment import as_given
 from synergy_sim.execution import Costs, ExecutionModel
@@ -47,7 +53,7 @@ def _model(name, sample_s, exchange_s, noise, restart_s):
     return ProfiledModel(name, INITIAL_BATCH, BATCHES[-1], 1e6, (NoiseFrom(0.0, noise),), costs, tuple(rows))
 
 
-PROFILE = Profile(
+PROFILE = TestbedProfile(
     {
         "narrow": _model("narrow", 0.02, 0.02, 5.0, 2.0),
         "wide": _model("wide", 0.01, 0.12, 200.0, 2.0),

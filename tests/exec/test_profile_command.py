@@ -16,7 +16,7 @@ from synergy_core.performance.planner.families import architecture_named
 from synergy_core.performance.planner.machine import constants_for, machine_named, software_named
 from synergy_core.performance.planner.plan import Plan, plans_of
 from synergy_core.performance.planner.step_time import step_time
-from synergy_core.scheduling.jobs.testbed_profiles import NoiseFrom, Profile, ProfiledCosts, ProfiledModel
+from synergy_core.scheduling.jobs.testbed_profiles import NoiseFrom, ProfiledCosts, ProfiledModel, TestbedProfile
 from synergy_exec.backends import get_backend
 from synergy_exec.commands import profile as command
 from synergy_exec.commands.profile import table
@@ -117,7 +117,7 @@ def test_models_are_measured_once_and_again_where_something_changed(tmp_path, mo
         measured.extend(each.name for each in files)
         made = [_model(each) for each in files if each.name != "broken"]
         older = read_profile(path).models if path.is_file() and read_profile(path).machine == where else {}
-        write_profile(Profile({**older, **{each.name: each for each in made}}, where, "now"), path)
+        write_profile(TestbedProfile({**older, **{each.name: each for each in made}}, where, "now"), path)
         return Made(made, [])
 
     monkeypatch.setattr(profiling, "add_to_profile", measure)

@@ -20,7 +20,7 @@ from test_equality import SgdGpt
 from torch import distributed, nn
 
 from synergy_core.performance.planner.plan import Plan
-from synergy_exec.agent.run import bound_log, open_log
+from synergy_exec.agent.node_run import bound_log, open_log
 from synergy_exec.commands import logs as logs_command
 from synergy_exec.commands import verify
 from synergy_exec.commands.verify import RecordedJob, RecordedStep, Replayed, recorded_jobs, replayed

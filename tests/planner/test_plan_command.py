@@ -11,7 +11,7 @@ from planner_setup import CONSTANTS, asked
 from synergy_core.__main__ import main
 from synergy_core.commands import plan as _machines
 from synergy_core.commands._settings import default_batch
-from synergy_core.performance.planner.explain import model_flops, schedule, seconds
+from synergy_core.commands.plan_report import model_flops, schedule, seconds
 from synergy_core.performance.planner.families import architecture_named
 from synergy_core.performance.planner.machine import Software, machine_named, running_on, software_named
 

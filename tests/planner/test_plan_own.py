@@ -10,7 +10,7 @@ from planner_setup import asked
 
 import synergy_core
 from synergy_core.commands.plan import short, spread
-from synergy_core.performance.planner.explain import seconds
+from synergy_core.commands.plan_report import seconds
 from synergy_core.performance.planner.machine import content_of, shipped_fits
 
 SHEETS = Path(synergy_core.__file__).parent / "performance" / "catalog" / "gpus"

@@ -99,7 +99,7 @@ the replicas."""
 
 
 @dataclass(frozen=True, slots=True)
-class Candidates:
+class CandidatePlans:
     """Plans of rows with the same family, machine and software, in columns (plans,). A row's plans are contiguous.
 
     rows, starts: (rows,), each row's index in the file, and the index of its first plan.
@@ -124,7 +124,7 @@ class Candidates:
         return total[best] * self.plans.gpus[best].astype(float) ** loss, best
 
 
-def candidates(rows: Sequence[BestPlan]) -> tuple[list[Candidates], dict[int, str]]:
+def candidates(rows: Sequence[BestPlan]) -> tuple[list[CandidatePlans], dict[int, str]]:
     """Groups the candidate plans of all rows. Also returns, by row, why the row has no candidate or none that fits."""
     reasons: dict[int, str] = {}
     groups: dict[tuple[Any, ...], list[tuple[int, BestPlan, list[Plan]]]] = {}
@@ -146,7 +146,7 @@ def candidates(rows: Sequence[BestPlan]) -> tuple[list[Candidates], dict[int, st
     return [_fitting(members, reasons) for members in groups.values()], reasons
 
 
-def _fitting(members: list[tuple[int, BestPlan, list[Plan]]], reasons: dict[int, str]) -> Candidates:
+def _fitting(members: list[tuple[int, BestPlan, list[Plan]]], reasons: dict[int, str]) -> CandidatePlans:
     """Keeps the plans that fit into memory. If none of a row fits, keeps the one that needs least and adds a reason."""
     first = members[0][1]
     family, machine = family_of(first.architecture), machine_of(first)
@@ -165,7 +165,7 @@ def _fitting(members: list[tuple[int, BestPlan, list[Plan]]], reasons: dict[int,
     kept = np.flatnonzero(fits)
     plans = plans.take(kept)
     found, starts = np.unique(owner[kept], return_index=True)
-    return Candidates(
+    return CandidatePlans(
         family.work(stacked([every[at] for at in kept]), plans, software), plans, machine, software, found, starts
     )
 
@@ -218,6 +218,6 @@ def _powers(maximum: int) -> list[int]:
 
 @cache
 def search_loss(software: str) -> float:
-    """The exponent `loss` of `Candidates.best` that was fitted for a software; 0 if none was."""
+    """The exponent `loss` of `CandidatePlans.best` that was fitted for a software; 0 if none was."""
     path = CATALOG / "constants" / f"{software}.yaml"
     return float(read_yaml(path).get("search_loss", 0.0)) if path.exists() else 0.0

@@ -48,7 +48,7 @@ class NoiseCurve:
 
 
 @dataclass(frozen=True, slots=True)
-class GpuProfile:
+class ModelOnGpu:
     """Fitted step-time constants of one application on one GPU type.
 
     theta: (7,), constants of Pollux's form, which policies assume. calibrated: the form with the best predictions.
@@ -64,7 +64,7 @@ class GpuProfile:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelProfile:
+class CatalogModel:
     """One application. Batches are in samples; total_work is in iterations at the initial batch.
 
     pipeline: how fast its training input is prepared; None if unknown.
@@ -77,7 +77,7 @@ class ModelProfile:
     epochs: int
     total_work: float
     noise: NoiseCurve | None
-    gpu_types: Mapping[str, GpuProfile]
+    gpu_types: Mapping[str, ModelOnGpu]
     sources: tuple[str, ...]
     pipeline: Pipeline | None = None
 
@@ -101,12 +101,12 @@ def model_names() -> list[str]:
 
 
 @cache
-def load_model(name: str) -> ModelProfile:
+def load_model(name: str) -> CatalogModel:
     """Loads an application. Raises InputError for an unknown name, with the nearest match."""
     return model_from_yaml(file_in("models", "model", name))
 
 
-def model_from_yaml(path: Path) -> ModelProfile:
+def model_from_yaml(path: Path) -> CatalogModel:
     """Reads an application's file, shipped or written by `python -m synergy_core calibrate --out`."""
     content = read_yaml(path)
     missing = [key for key in _FACTS if content.get(key) is None]
@@ -116,7 +116,7 @@ def model_from_yaml(path: Path) -> ModelProfile:
         )
     noise, pipeline = content.get("noise"), content.get("pipeline")
     try:
-        return ModelProfile(
+        return CatalogModel(
             name=path.stem,
             **{key: content[key] for key in _FACTS},
             noise=NoiseCurve(_array(noise["fractions"]), _array(noise["log_noise_scale"])) if noise else None,
@@ -128,11 +128,11 @@ def model_from_yaml(path: Path) -> ModelProfile:
         raise InputError(f"{path}: is not a model of the catalog; missing or misplaced: {error}.") from None
 
 
-def _gpu_profile(content: Mapping[str, Any]) -> GpuProfile:
+def _gpu_profile(content: Mapping[str, Any]) -> ModelOnGpu:
     best, ends = content["calibrated"], ("min_local", "max_local", "nodes", "gpus")
     theta, knots, log_factors = (_array(best[key]) for key in ("theta", "knots", "log_factors"))
     calibrated = Calibrated(form_named(best["form"]), theta, knots, log_factors, best["alone_log_factor"])
-    return GpuProfile(_array(content["pollux"]["theta"]), calibrated, *(content[key] for key in ends))
+    return ModelOnGpu(_array(content["pollux"]["theta"]), calibrated, *(content[key] for key in ends))
 
 
 def _array(values: Any) -> Floats:

@@ -58,7 +58,7 @@ class OneBatch(NamedTuple):
     throughput: float = 0.0
 
 
-class _Case(NamedTuple):
+class _GoodputTerms(NamedTuple):
     """Arguments of `_goodput` that do not depend on the batch. alpha, beta, gamma: α_c, β_c, γ. sync_s: T_sync."""
 
     alpha: Floats | float
@@ -71,7 +71,7 @@ class _Case(NamedTuple):
     gpus: Floats | float
 
 
-def _goodput(case: _Case, local: Floats, micro: Floats, errors: GradientErrors | None) -> tuple[Floats, Floats]:
+def _goodput(case: _GoodputTerms, local: Floats, micro: Floats, errors: GradientErrors | None) -> tuple[Floats, Floats]:
     """Goodput, and seconds of an iteration, with `micro` micro-batches of `local` samples on each GPU.
 
     It computes T_opt/T_grad = (1 + (T_sync/T_grad)^γ)^(1/γ). As T_grad ≥ 1e-8 and γ ≤ 10, this cannot overflow for
@@ -99,7 +99,7 @@ def _goodput(case: _Case, local: Floats, micro: Floats, errors: GradientErrors |
 
 
 def _candidates(
-    case: _Case,
+    case: _GoodputTerms,
     min_per_gpu: Floats | float,
     log_span: Floats | float,
     low: Floats | float,
@@ -180,7 +180,7 @@ def _column(values: ArrayLike) -> Floats:
 
 def _chosen(columns: list[Floats]) -> tuple[Floats, Floats, Floats, Floats]:
     """Goodput, local batch, micro-batches and throughput of the best candidates. columns: as made by `best_batch`."""
-    case, gpus, (*limits, unclipped_span) = _Case(*columns[:8]), columns[7], columns[8:14]
+    case, gpus, (*limits, unclipped_span) = _GoodputTerms(*columns[:8]), columns[7], columns[8:14]
     local, micro, feasible = _candidates(case, *limits)
     # If max(B₀, b_min·M) exceeds B_max, no batch is feasible.
     feasible &= unclipped_span >= 0.0
@@ -212,13 +212,13 @@ def best_batch_one(
     if sync_s is None:  # the formula of `sync_time`, in a tenth of its time
         constant, slope = (alpha_n, beta_n) if nodes > 1 else (alpha_r, beta_r) if gpus > 1 else (TINY, TINY)
         sync_s = constant + slope * max(gpus - 2, TINY)
-    case = _Case(alpha, beta, gamma, sync_s, grad_sqr, grad_var, initial_batch, gpus)
+    case = _GoodputTerms(alpha, beta, gamma, sync_s, grad_sqr, grad_var, initial_batch, gpus)
     return _best_of(case, max_batch, min_local, max_local, errors)
 
 
 @lru_cache(maxsize=MAX_CACHED)
 def _best_of(
-    case: _Case, max_batch: float, min_local: float, max_local: float, errors: GradientErrors | None
+    case: _GoodputTerms, max_batch: float, min_local: float, max_local: float, errors: GradientErrors | None
 ) -> OneBatch:
     """`best_batch_one`, cached: similar jobs learn the same constants, so their arguments are often equal."""
     gpus = float(case.gpus)
@@ -252,7 +252,7 @@ def goodput_at(
     local, micro, count, sync = np.broadcast_arrays(
         *(np.asarray(each, dtype=np.float64) for each in (local_batch, accumulation, gpus, sync_s))
     )
-    case = _Case(theta[ALPHA_C], theta[BETA_C], theta[GAMMA], sync, grad_sqr, grad_var, initial_batch, count)
+    case = _GoodputTerms(theta[ALPHA_C], theta[BETA_C], theta[GAMMA], sync, grad_sqr, grad_var, initial_batch, count)
     goodput, seconds = _goodput(case, np.atleast_1d(local), np.atleast_1d(micro), errors)
     return goodput.reshape(sync.shape), (count * local * micro / seconds).reshape(sync.shape)
 

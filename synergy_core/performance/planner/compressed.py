@@ -19,7 +19,7 @@ from synergy_core.performance.goodput.compression._compressor import (
     CONVOLUTIONAL,
     NUMBER_BYTES,
     Compressor,
-    Gpu,
+    GpuRates,
     Gradients,
     LayerSizes,
     speed_by_sheet,
@@ -128,7 +128,7 @@ class ShardOffer:
         """Bytes of compressor state on the GPU that keeps most."""
         return max(each.state_bytes for each in self.offers)
 
-    def terms(self, replicas: int, gradient_bytes: float, gpu: Gpu, *, expert: bool) -> ExchangeTerms:
+    def terms(self, replicas: int, gradient_bytes: float, gpu: GpuRates, *, expert: bool) -> ExchangeTerms:
         """How this offer changes the exchange of dense gradients, or of expert gradients, among the replicas. Cached.
 
         gradient_bytes: bytes per uncompressed gradient. A layer that the compressor would enlarge is sent uncompressed.

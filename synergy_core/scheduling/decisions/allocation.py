@@ -21,7 +21,7 @@ from synergy_core.scheduling.jobs.planned import PlannedSpeeds, ProfiledSpeeds
 from synergy_core.scheduling.jobs.quotas import Quotas
 from synergy_core.scheduling.jobs.record import NEVER, Decision, Job, Placed
 from synergy_core.scheduling.jobs.spec import Shape
-from synergy_core.scheduling.jobs.testbed_profiles import Profile, degrees_of
+from synergy_core.scheduling.jobs.testbed_profiles import TestbedProfile, degrees_of
 from synergy_core.scheduling.jobs.views import (
     SIZE_LIMITS,
     Allocations,
@@ -354,7 +354,7 @@ class AllocationScheduler:
         cluster: Cluster,
         *,
         free_moves: bool = False,
-        profile: Profile | None = None,
+        profile: TestbedProfile | None = None,
         plan_errors: PlanError | None = None,
         round_s: float | None = None,
     ) -> None:

@@ -21,7 +21,7 @@ from synergy_core.scheduling.decisions.starvation import guarded
 from synergy_core.scheduling.decisions.trial import WalkLane
 from synergy_core.scheduling.jobs.cluster import Cluster
 from synergy_core.scheduling.jobs.record import NEVER, Decision, Job, Placed
-from synergy_core.scheduling.jobs.testbed_profiles import Profile
+from synergy_core.scheduling.jobs.testbed_profiles import TestbedProfile
 from synergy_core.scheduling.placement.one_job import Placement
 from synergy_core.scheduling.policies import OrderingPolicy, Policy, SharingPolicy
 from synergy_core.units import TICK_S
@@ -186,7 +186,7 @@ def scheduler_for(
     cluster: Cluster,
     *,
     free_moves: bool = False,
-    profile: Profile | None = None,
+    profile: TestbedProfile | None = None,
     plan_errors: PlanError | None = None,
     round_s: float | None = None,
     walks: bool = False,

@@ -39,7 +39,7 @@ class Need(NamedTuple):
     speed: Callable[[int, Share], float]
 
 
-class InputProfile(NamedTuple):
+class InputPreparation(NamedTuple):
     """How a job's input is prepared. gpu_slowdown: GPU time of a step ÷ its time at `spec.requested_rate`."""
 
     spec: JobSpec
@@ -81,16 +81,16 @@ class Needs:
         cluster = self._cluster
         return SharingRound(asked, cluster, self.quotas(), cluster.scatter_after_s == 0, cluster.borrowing)
 
-    def profile(self, job: Job) -> InputProfile | None:
+    def profile(self, job: Job) -> InputPreparation | None:
         """How the job's input is prepared, from its offline profile or its reports; None if neither exists."""
         spec, task = job.spec, job.task
         if spec is None:
             return None
         if not self._learns_input:
-            return None if spec.pipeline is None else InputProfile(spec, spec.pipeline)
+            return None if spec.pipeline is None else InputPreparation(spec, spec.pipeline)
         if task is None or task.gpu_slowdown is None or task.pipeline is None:
             return None
-        return InputProfile(spec, task.pipeline, task.gpu_slowdown)
+        return InputPreparation(spec, task.pipeline, task.gpu_slowdown)
 
     def asked(self, job: Job) -> Applicant:
         """The job's present request, in the form that mechanisms read."""
@@ -117,7 +117,7 @@ class Needs:
             self._known[key] = self._made(profile, job.gpus, job.requested)
         return self._known[key]
 
-    def _made(self, profile: InputProfile | None, gpus: int, requested: Share | None) -> Need:
+    def _made(self, profile: InputPreparation | None, gpus: int, requested: Share | None) -> Need:
         wanted: list[Share] = []
         speeds: list[Callable[[Share], float]] = []
         for node, own in zip(self._nodes, self._cluster.proportional, strict=True):
@@ -149,7 +149,7 @@ def _as_requested(requested: Share | None, own: Share) -> tuple[Share, Callable[
     return requested or own, speed
 
 
-def _fed(profile: InputProfile, gpus: int, node: NodeType, own: Share) -> tuple[Share, Callable[[Share], float]]:
+def _fed(profile: InputPreparation, gpus: int, node: NodeType, own: Share) -> tuple[Share, Callable[[Share], float]]:
     """The smallest share with which a packed job runs at full speed, and the function from a share to its speed."""
     spec, pipeline, slowdown = profile
     node_gpus = min(gpus, node.gpus_per_node, gpus % node.gpus_per_node or node.gpus_per_node)
@@ -287,7 +287,7 @@ class SharingScheduler:
         self.beliefs = (
             Beliefs(cluster.gpu_types, policy.information, learns_input=True) if policy.learns_input else None
         )
-        self._learning: dict[int, tuple[Job, InputProfile | None]] = {}
+        self._learning: dict[int, tuple[Job, InputPreparation | None]] = {}
         self._line: KeyedLine | RankedLine
         if isinstance(policy.order, OrderingPolicy):
             self._line = KeyedLine(policy.order)

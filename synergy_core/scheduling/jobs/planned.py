@@ -19,7 +19,7 @@ from synergy_core.scheduling.jobs.cluster import Cluster
 from synergy_core.scheduling.jobs.exchange import PlanExchange
 from synergy_core.scheduling.jobs.fitted import Belief, SynergyTask
 from synergy_core.scheduling.jobs.spec import Configurations, Shape, StepReport
-from synergy_core.scheduling.jobs.testbed_profiles import Profile, ProfiledModel, ProfiledRow, degrees_of
+from synergy_core.scheduling.jobs.testbed_profiles import ProfiledModel, ProfiledRow, TestbedProfile, degrees_of
 from synergy_core.units import Floats
 
 HORIZON_S = 300.0
@@ -81,7 +81,7 @@ class ProfiledSpeeds:
     only replicas of the smallest plan.
     """
 
-    profile: Profile
+    profile: TestbedProfile
     gpu_types: tuple[str, ...]
     plans: bool
 

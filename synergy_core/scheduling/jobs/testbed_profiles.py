@@ -243,7 +243,7 @@ class ProfiledModel:
 
 
 @dataclass(frozen=True)
-class Profile(Mapping[str, ProfiledModel]):
+class TestbedProfile(Mapping[str, ProfiledModel]):
     """Profiled models by name. machine, date: where and when they were measured; for display only."""
 
     models: Mapping[str, ProfiledModel] = field(default_factory=dict)
@@ -281,7 +281,7 @@ class Profile(Mapping[str, ProfiledModel]):
         return json.dumps(document, indent=1) + "\n"
 
 
-def profile_of(text: str, source: str) -> Profile:
+def profile_of(text: str, source: str) -> TestbedProfile:
     """Reads a profile from its JSON. source: the file's name, for errors.
 
     Raises InputError if the text is not a profile or has a step time that is not positive and finite.
@@ -302,7 +302,7 @@ def profile_of(text: str, source: str) -> Profile:
         for row in model.rows:
             if not (isfinite(row.step_s) and row.step_s > 0):
                 raise InputError(f"{source}: {model.name}, {row.plan.describe()}: step_s={row.step_s}, expected > 0.")
-    return Profile({model.name: model for model in models}, machine, date)
+    return TestbedProfile({model.name: model for model in models}, machine, date)
 
 
 def _model(values: dict[str, Any]) -> ProfiledModel:

@@ -21,7 +21,7 @@ from synergy_core.performance.goodput.compression._compressor import Compressor,
 from synergy_core.performance.goodput.compression.powersgd import PowerSgd
 from synergy_core.performance.goodput.efficiency import GradientErrors, Offer
 from synergy_core.performance.planner.plan import Plan
-from synergy_exec.training.compression.layers import PLAIN, CompressorByLayer, GradientLayer, HeldBack, Piece
+from synergy_exec.training.compression.layers import PLAIN, CompressorByLayer, GradientLayer, GradientPiece, HeldBack
 from synergy_exec.training.compression.schemes import send
 from synergy_exec.training.compression.wire import Clock, LoneWire, Sketch, Watch, Wire
 
@@ -146,12 +146,12 @@ class Exchange:
             future.set_result(buffer)
         return future
 
-    def _pieces(self, bucket: GradBucket) -> Iterable[Piece]:
+    def _pieces(self, bucket: GradBucket) -> Iterable[GradientPiece]:
         for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
             name = self._names[id(parameter)]
             compressor = self.compressors[name]
             memory = HeldBack() if compressor.unbiased else self._memories.setdefault(name, HeldBack())
-            yield Piece(self.layers[name], compressor, gradient.view(-1), memory)
+            yield GradientPiece(self.layers[name], compressor, gradient.view(-1), memory)
 
     def end(self) -> Exchanged:
         """Call after the backward passes. On measured steps replicas communicate once more, which is not counted."""
@@ -270,7 +270,7 @@ LEAST_PART = 0.1
 """Minimum fraction of a measured time that remains when the time of launches is subtracted from it."""
 
 
-class _Case(NamedTuple):
+class _CodecMeasurement(NamedTuple):
     """One measurement: seconds to code all layers; bytes, operations and launches follow from the core's formulas."""
 
     touched_bytes: float
@@ -304,16 +304,16 @@ def _speed(first: Compressor, last: Compressor, device: torch.device) -> list[fl
     return [bytes_.touched_bytes / streaming_s, (flops.flops or 1e9) / computing_s, launch_s]
 
 
-def _without(case: _Case, launch_s: float) -> float:
+def _without(case: _CodecMeasurement, launch_s: float) -> float:
     """The seconds of a case without its launches."""
     return max(case.seconds - case.launches * launch_s, LEAST_PART * case.seconds)
 
 
-def _case(compressor: Compressor, count: int, side: int, device: torch.device) -> _Case:
+def _case(compressor: Compressor, count: int, side: int, device: torch.device) -> _CodecMeasurement:
     wire = LoneWire(device)
     layers = [GradientLayer(str(each), side, side) for each in range(count)]
     given = torch.randn(count, side * side, generator=torch.Generator().manual_seed(0)).to(device)
-    pieces = [Piece(layer, compressor, torch.empty_like(given[0])) for layer in layers]
+    pieces = [GradientPiece(layer, compressor, torch.empty_like(given[0])) for layer in layers]
     times = []
     for _ in range(REPETITIONS):
         for piece, gradient in zip(pieces, given, strict=True):
@@ -323,4 +323,4 @@ def _case(compressor: Compressor, count: int, side: int, device: torch.device) -
         times.append(wire.times_s()[1])
     work = compressor.codec_work(LayerSizes.of_shapes([(side, side)] * count), wire.replicas)
     touched_bytes, flops, launches = (float(each.sum()) for each in (work.touched_bytes, work.flops, work.launches))
-    return _Case(touched_bytes, flops, launches, min(times))
+    return _CodecMeasurement(touched_bytes, flops, launches, min(times))

@@ -120,7 +120,7 @@ class HeldBack:
 
 
 @dataclass(slots=True)
-class Piece:
+class GradientPiece:
     """A layer's gradient while it is exchanged. gradient: flat, this replica's share of the mean (its own ÷ replicas);
     the exchange replaces it by the mean, in place.
     """
@@ -131,9 +131,9 @@ class Piece:
     memory: HeldBack = field(default_factory=HeldBack)
 
 
-def by_compressor(pieces: Sequence[Piece]) -> dict[Compressor, list[Piece]]:
+def by_compressor(pieces: Sequence[GradientPiece]) -> dict[Compressor, list[GradientPiece]]:
     """Groups the pieces by compressor, in the same order on all replicas."""
-    groups: dict[Compressor, list[Piece]] = {}
+    groups: dict[Compressor, list[GradientPiece]] = {}
     for piece in pieces:
         groups.setdefault(piece.compressor, []).append(piece)
     return groups

@@ -132,7 +132,7 @@ class CodecWork:
     launches: Floats
 
 
-class Gpu(Protocol):
+class GpuRates(Protocol):
     """The fields of a GPU's data sheet that codec speeds depend on."""
 
     @property
@@ -150,7 +150,7 @@ class CodecSpeed:
     launch_s: float
 
 
-def speed_by_sheet(gpu: Gpu) -> CodecSpeed:
+def speed_by_sheet(gpu: GpuRates) -> CodecSpeed:
     """Codec speed estimated from a GPU's data sheet."""
     return CodecSpeed(STREAMED * gpu.memory_bandwidth_bytes_per_s, gpu.fp32_flops_per_s, LAUNCH_S)
 

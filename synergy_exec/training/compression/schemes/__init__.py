@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 from synergy_core import modules_of
-from synergy_exec.training.compression.layers import Piece
+from synergy_exec.training.compression.layers import GradientPiece
 from synergy_exec.training.compression.wire import Watch, Wire
 
 
@@ -22,7 +22,7 @@ def schemes() -> dict[str, Any]:
     return {module.__name__.rpartition(".")[2]: module for module in modules_of(__name__)}
 
 
-def send(pieces: Sequence[Piece], wire: Wire, watch: Watch | None) -> None:
+def send(pieces: Sequence[GradientPiece], wire: Wire, watch: Watch | None) -> None:
     """Exchanges the pieces of each scheme together."""
     for name, module in schemes().items():
         if chosen := [each for each in pieces if each.compressor.scheme == name]:

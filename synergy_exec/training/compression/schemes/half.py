@@ -10,19 +10,19 @@ from collections.abc import Sequence
 
 import torch
 
-from synergy_exec.training.compression.layers import Piece, by_compressor
+from synergy_exec.training.compression.layers import GradientPiece, by_compressor
 from synergy_exec.training.compression.wire import Watch, Wire
 
 _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def exchange(pieces: Sequence[Piece], wire: Wire, watch: Watch | None) -> None:
+def exchange(pieces: Sequence[GradientPiece], wire: Wire, watch: Watch | None) -> None:
     """Makes every piece's gradient the mean over the replicas (see the folder's `__init__`)."""
     for compressor, chosen in by_compressor(pieces).items():
         add_up(chosen, _TYPES[compressor.name], wire, watch)
 
 
-def add_up(pieces: Sequence[Piece], dtype: torch.dtype, wire: Wire, watch: Watch | None) -> None:
+def add_up(pieces: Sequence[GradientPiece], dtype: torch.dtype, wire: Wire, watch: Watch | None) -> None:
     """Sums the pieces over the replicas in that type."""
     rounded = [piece.gradient.to(dtype) for piece in pieces]
     if watch is not None:

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from synergy_core.performance.goodput.compression.powersgd import PowerSgd
-from synergy_exec.training.compression.layers import Piece
+from synergy_exec.training.compression.layers import GradientPiece
 from synergy_exec.training.compression.wire import Watch, Wire
 
 
-def exchange(pieces: Sequence[Piece], wire: Wire, watch: Watch | None) -> None:
+def exchange(pieces: Sequence[GradientPiece], wire: Wire, watch: Watch | None) -> None:
     """Makes every piece's gradient the mean over the replicas (see the folder's `__init__`)."""
     matrices = [piece.memory.added_to(piece.gradient).view(piece.layer.rows, piece.layer.columns) for piece in pieces]
     starts = [_start(piece) for piece in pieces]
@@ -37,7 +37,7 @@ def exchange(pieces: Sequence[Piece], wire: Wire, watch: Watch | None) -> None:
         piece.gradient.copy_(mean.flatten())
 
 
-def _start(piece: Piece) -> Tensor:
+def _start(piece: GradientPiece) -> Tensor:
     """(columns, rank): the right factor that the last step kept, or random numbers seeded by the layer's name."""
     assert isinstance(piece.compressor, PowerSgd)
     shape = (piece.layer.columns, piece.compressor.rank)

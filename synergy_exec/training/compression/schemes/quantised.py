@@ -13,7 +13,7 @@ from torch import Tensor
 
 from synergy_core.performance.goodput.compression._compressor import Compressor
 from synergy_core.performance.goodput.compression.quantised import BUCKET, Quantised
-from synergy_exec.training.compression.layers import Piece, by_compressor
+from synergy_exec.training.compression.layers import GradientPiece, by_compressor
 from synergy_exec.training.compression.wire import Watch, Wire
 
 _ENDS_BYTES = 8
@@ -26,7 +26,7 @@ def row_bytes(bits: int) -> int:
     return BUCKET * bits // 8 + _ENDS_BYTES
 
 
-def exchange(pieces: Sequence[Piece], wire: Wire, watch: Watch | None) -> None:
+def exchange(pieces: Sequence[GradientPiece], wire: Wire, watch: Watch | None) -> None:
     """Makes every piece's gradient the mean over the replicas (see the folder's `__init__`)."""
     groups = [(_bits(compressor), chosen) for compressor, chosen in by_compressor(pieces).items()]
     sums = _summed(groups, wire, watch)
@@ -43,7 +43,7 @@ def exchange(pieces: Sequence[Piece], wire: Wire, watch: Watch | None) -> None:
             piece.gradient.copy_(part.flatten()[: piece.layer.numbers])
 
 
-def _summed(groups: Sequence[tuple[int, list[Piece]]], wire: Wire, watch: Watch | None) -> list[Tensor]:
+def _summed(groups: Sequence[tuple[int, list[GradientPiece]]], wire: Wire, watch: Watch | None) -> list[Tensor]:
     """(rows, 512) for each group: this rank's part of the group's rows, summed over the replicas."""
     sent = []
     for bits, chosen in groups:
@@ -64,7 +64,7 @@ def _summed(groups: Sequence[tuple[int, list[Piece]]], wire: Wire, watch: Watch 
     ]
 
 
-def _by_piece(rows: Tensor, pieces: Sequence[Piece]) -> Sequence[Tensor]:
+def _by_piece(rows: Tensor, pieces: Sequence[GradientPiece]) -> Sequence[Tensor]:
     counts = [-(-piece.layer.numbers // BUCKET) for piece in pieces]
     return torch.split(rows[: sum(counts)], counts)
 

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 import torch
 
 from synergy_core.performance.goodput.compression.topk import TopK
-from synergy_exec.training.compression.layers import Piece
+from synergy_exec.training.compression.layers import GradientPiece
 from synergy_exec.training.compression.wire import Watch, Wire
 
 
-def exchange(pieces: Sequence[Piece], wire: Wire, watch: Watch | None) -> None:
+def exchange(pieces: Sequence[GradientPiece], wire: Wire, watch: Watch | None) -> None:
     """Makes every piece's gradient the mean over the replicas (see the folder's `__init__`)."""
     wholes, values, places = [], [], []
     for piece in pieces:
