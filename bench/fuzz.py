@@ -30,7 +30,6 @@ import argparse
 import datetime
 import re
 import resource
-import signal
 import sys
 import time
 from collections import Counter
@@ -52,8 +51,6 @@ from cases import POLICIES, RIGID, SHORTER, Case, random_case, smaller, typed
 from synergy_runs.inputs import from_settings
 from synergy_runs.outputs.invariants import check
 
-MAX_CPU_S = 20.0
-"""A case that takes longer has failed."""
 MAX_BYTES = 4 * 2**30
 MAX_TRIALS_S = 60.0
 """CPU seconds for which smaller cases are tried for each kind of failure."""
@@ -63,23 +60,13 @@ WINDOWS, EVERY_DAYS, FIRST_DAY = 21, 3, datetime.date(2017, 10, 3)
 NODES = (10, 15, 20)
 
 
-class TooSlowError(Exception):
-    """A case has used up its time."""
-
-
-def _too_slow(*_: Any) -> None:
-    raise TooSlowError(f"not done after {MAX_CPU_S:g} CPU-seconds")
-
-
 def failure_of(examine: Callable[[], Any]) -> str:
     """Returns what is wrong in one line, "" for nothing."""
-    signal.setitimer(signal.ITIMER_VIRTUAL, MAX_CPU_S)
     try:
-        examine()
+        with case_checks.limited():
+            examine()
     except Exception as error:
         return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
     return ""
 
 
@@ -185,7 +172,6 @@ def main() -> int:
     chosen = parser.parse_args()
     if len(chosen.numbers) != (0 if chosen.philly else 2):
         parser.error("expected SEED CASES, such as 0 1000, or --philly")
-    signal.signal(signal.SIGVTALRM, _too_slow)
     resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, resource.getrlimit(resource.RLIMIT_AS)[1]))
     planned_models.install()
     if chosen.philly:

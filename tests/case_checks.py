@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,29 @@ from synergy_runs.outputs.invariants import check
 from synergy_sim.prepare import PreparedRun, prepared_runs
 from synergy_sim.settings import SIMULATOR, SimulatorSettings
 from synergy_sim.simulate import simulate
+
+MAX_CPU_S = 20.0
+"""A case that takes longer has failed; most take a tenth of a second."""
+
+
+class TooSlowError(Exception):
+    """A case has used up its time."""
+
+
+@contextmanager
+def limited() -> Iterator[None]:
+    """Raises TooSlowError once the block has taken MAX_CPU_S. For programs of one thread."""
+
+    def too_slow(*_: Any) -> None:
+        raise TooSlowError(f"not done after {MAX_CPU_S:g} CPU-seconds")
+
+    before = signal.signal(signal.SIGVTALRM, too_slow)
+    signal.setitimer(signal.ITIMER_VIRTUAL, MAX_CPU_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+        signal.signal(signal.SIGVTALRM, before)
 
 
 def examine(case: Case) -> tuple[str, ...]:

@@ -23,6 +23,8 @@ TRUTHS = ("none", "mix", "as_given", "llm", "profiled")
 """What is true of a case's jobs: a run time only; a training job drawn for it; one with all the work of its
 application, with parallel plans, of a profiled model."""
 TIGHT_TRUTHS = ("none", "mix", "mix")
+TRAINING_TRUTHS = TRUTHS[1:]
+"""What may be true of jobs whose goodput a policy reads."""
 NEEDS = {
     "llm": "\n(with the planner of tests/planned_models.py)",
     "profiled": "\n(truth.profile=FILE, PROFILE.to_json() of tests/test_profiled_jobs.py)",
@@ -95,14 +97,17 @@ def _typed(value: Any) -> str:
     return {"None": "null", "True": "true", "False": "false"}.get(str(value), str(value))
 
 
-def random_case(random: Random) -> Case:
-    """Any policy × execution model × truth × cluster.
+def random_case(random: Random, name: str | None = None) -> Case:
+    """Any execution model × truth × cluster, for the policy called `name` or, without a name, for any policy.
 
-    Two in five are *tight*: one or two GPUs, no costs, times on a beat. There much happens at one instant.
+    Half of the cases of policies that read no goodput are *tight*: one or two GPUs, no costs, times on a beat. There
+    much happens at one instant.
     """
-    tight = random.random() < 0.4
-    truth = random.choice(TIGHT_TRUTHS if tight else TRUTHS)
-    policy = get_policy(random.choice(RUN_TIME_POLICIES if tight or truth == "none" else POLICIES))
+    if name is None:
+        name = random.choice(RUN_TIME_POLICIES if random.random() < 0.5 else POLICIES)
+    policy = get_policy(name)
+    tight = name in RUN_TIME_POLICIES and random.random() < 0.5
+    truth = random.choice(TIGHT_TRUTHS if tight else TRUTHS if name in RUN_TIME_POLICIES else TRAINING_TRUTHS)
     limits = _parameters(random, policy)
     execution = _tight_execution(random) if tight else _execution(random, truth, policy, limits)
     one_type = tight or (truth == "llm" and policy.name.startswith("pollux"))

@@ -2,7 +2,9 @@
 
 A change of shape leaves every digest as it is. Three groups:
 
-- cases: random small cases of tests/cases.py, which draw policy × execution model × truth × cluster × placement.
+- cases: random small cases of tests/cases.py, which draw execution model × truth × cluster × placement. Every policy
+  has its own, drawn by its name, so that another policy changes none of them. `--cases [POLICY …]` writes cases alone;
+  CPU minutes: about 1.
 - runs: every policy on larger workloads and experiments, through the command line; all drawn or shipped, on the
   catalog's models, so that every machine has the same. CPU minutes: about 12.
 - plans: the tables of `python -m synergy_core plan`.
@@ -10,6 +12,7 @@ A change of shape leaves every digest as it is. Three groups:
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import os
@@ -23,13 +26,14 @@ from random import Random
 import conftest  # noqa: F401 - NumPy has to find its settings when it is imported
 import pandas as pd
 import planned_models
-from case_checks import prepared_case, simulated
-from cases import random_case
+from case_checks import limited, prepared_case, simulated
+from cases import POLICIES, Case, random_case
 
 from synergy_runs.outputs.invariants import check
 
 FILE = Path(__file__).with_name("digests.json")
-CASES = 600
+CASES = 26
+"""Cases of each policy."""
 ORDERS = "[fifo,backfill,easy,sjf,srtf,las,mlfq,tiresias,qssf,themis]"
 READERS = "[gavel,optimus,pollux,sia,synergy,ftf,crius]"
 ALL = f"{ORDERS[:-1]},{READERS[1:]}"
@@ -114,13 +118,23 @@ def digest(frame: pd.DataFrame) -> str:
     return values.hexdigest()[:12]
 
 
-def of_case(seed: int) -> str:
-    """Policy and digest of random case `seed`: its events and its decisions."""
-    made = random_case(Random(seed))
-    done = simulated(prepared_case(made))
-    check(done)
+def case_of(policy: str, number: int) -> Case:
+    """The policy's recorded case of that number."""
+    return random_case(Random(f"{policy}/{number}"), policy)
+
+
+def of_case(policy: str, number: int) -> str:
+    """Placement and digest of that case: its events and its decisions. An error names the case."""
+    made = case_of(policy, number)
+    try:
+        with limited():
+            done = simulated(prepared_case(made))
+        check(done)
+    except Exception as error:
+        error.add_note(f"case {policy}/{number}:\n{made}")
+        raise
     rounds = pd.DataFrame(asdict(done.decisions))
-    return f"{made.keys['policy']} {made.keys['cluster.placement']} {done.events.digest()[:12]} {digest(rounds)}"
+    return f"{made.keys['cluster.placement']} {done.events.digest()[:12]} {digest(rounds)}"
 
 
 def of_run(name: str) -> dict[str, str]:
@@ -148,12 +162,19 @@ def _typed(*words: str) -> str:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", nargs="?", type=Path, default=FILE, help="the file to write")
+    parser.add_argument("--cases", nargs="*", metavar="POLICY", help="only the cases, of all or of these policies")
+    chosen = parser.parse_args()
     planned_models.install(setattr)
-    made: dict[str, object] = {"cases": [of_case(seed) for seed in range(CASES)]}
-    made["plans"] = {" ".join(map(str, asked)): of_plan(*asked) for asked in PLANS}
-    made["runs"] = {name: of_run(name) for name in RUNS}
-    out = Path(sys.argv[1]) if len(sys.argv) > 1 else FILE
-    out.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+    made = json.loads(FILE.read_text(encoding="utf-8"))
+    kept = made["cases"] if chosen.cases else {}
+    cases = {name: [of_case(name, number) for number in range(CASES)] for name in chosen.cases or POLICIES}
+    made["cases"] = dict(sorted({**kept, **cases}.items()))
+    if chosen.cases is None:
+        made["plans"] = {" ".join(map(str, asked)): of_plan(*asked) for asked in PLANS}
+        made["runs"] = {name: of_run(name) for name in RUNS}
+    chosen.out.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

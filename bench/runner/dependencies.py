@@ -55,9 +55,8 @@ def of_policy(name: str) -> str:
     functions = list(policy.functions.values())
     functions += list(getattr(getattr(policy, "mechanism", None), "functions", {}).values())
     recorded = _recorded()["cases"]
-    decisions = [case for case in recorded if case.split()[0] == name]
     order = name.removesuffix(READS_PLANS).partition("+")[0]
-    decisions = decisions or [case for case in recorded if case.split()[0] == order]
+    decisions = recorded.get(name) or recorded.get(order, [])
     return digest([[_defaults(each) for each in functions], _constants(map(module_of, functions)), decisions])
 
 
