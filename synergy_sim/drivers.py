@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Generator, Mapping
 from math import floor
-from typing import Any, NamedTuple
+from typing import Any
 
+from synergy_core.scheduling.decisions.leaving import Departures
 from synergy_core.scheduling.decisions.reasons import Stopped, why_stopped
-from synergy_core.scheduling.jobs.record import NEVER, Decision, Placed, gpus_in
+from synergy_core.scheduling.jobs.record import NEVER, Decision, Placed
 from synergy_core.units import on_grid
 from synergy_sim.engine import AFTER_ALL_ELSE, Call, Engine
 from synergy_sim.execution import ExecutionModel, SimulatedJob
@@ -24,7 +25,7 @@ class OnEvents:
         self._engine = engine
         self._pass_pending = False
         self._wake_s = NEVER
-        self._vacated: list[tuple[float, int, int]] = []  # (time of leaving, node, mask) of saving jobs
+        self._departures = Departures()
 
     def begin(self) -> None:
         """Nothing to do: no decision is made before the first event."""
@@ -58,8 +59,7 @@ class OnEvents:
             if job.job_id in left_already:  # the job was to move, but had done its last step
                 continue
             engine.occupy((job, placed, job.share))
-            start_s = max(now_s, self._free_s(placed)) if self._vacated else now_s
-            engine.run_from(job, start_s)
+            engine.run_from(job, max(now_s, self._departures.free_s(placed)))
         engine.note(decision, took_s)
         if left_already and any(job.job_id in left_already for job, _ in decision.starts):
             self.on_event()  # the GPUs to which the job was to move are free
@@ -67,12 +67,14 @@ class OnEvents:
             self._await_change(now_s, change_s)
 
     def _stop_now(self, job: SimulatedJob, placed: Placed, now_s: float) -> bool:
-        """Stops the job; returns False if it had already done its last step and has ended instead."""
+        """Stops the job; returns False if it had already done its last step and has ended instead.
+
+        While it saves, its GPUs count as service of the job that has received them.
+        """
         engine = self._engine
-        exit_s = job.costs.exit_s
-        if exit_s:
-            self._vacated = [each for each in self._vacated if each[0] > now_s]
-            self._vacated += [(min(now_s, job.end_s) + exit_s, node, mask) for node, mask in placed]
+        if exit_s := job.costs.exit_s:
+            self._departures.settle(now_s)
+            self._departures.stop(job, placed, now_s, min(now_s, job.end_s) + exit_s)
         if now_s >= job.end_s:
             job.completion.cancel()
             engine.end(job)
@@ -80,11 +82,6 @@ class OnEvents:
         engine.vacate((job, why_stopped(placed, job.placement)))
         engine.break_off(job, now_s)
         return True
-
-    def _free_s(self, placed: Placed) -> float:
-        """The time at which all jobs that were stopped on these GPUs have saved their state and left."""
-        ends = [until_s for until_s, at, left in self._vacated for node, mask in placed if node == at and mask & left]
-        return max(ends, default=0.0)
 
     def _await_change(self, now_s: float, change_s: float) -> None:
         """Schedules a decision at the scheduler's next change, unless a job arrives (and causes a decision) before.
@@ -115,15 +112,6 @@ SLACK = 1e-3
 """Tolerance, as a fraction of `refill_s`, for instants that were rounded to the grid of times."""
 
 
-class Leaving(NamedTuple):
-    """GPUs that a stopped job still holds while it saves, and the instant at which they are free."""
-
-    free_s: float
-    placed: Placed
-    gpus: int
-    virtual_cluster: str
-
-
 class Rounds:
     """Decides once per round, and stops and starts jobs as the round begins.
 
@@ -137,7 +125,7 @@ class Rounds:
     If `refill_s` is set, the end of a job causes another decision at the next multiple of `refill_s`. Jobs that choose
     their batch are then simulated ahead only up to the next time at which a decision is possible.
 
-    quotas: GPUs of tenants that may not borrow. _promised_gpus: by tenant, GPUs that its jobs hold or will hold.
+    quotas: GPUs of tenants that may not borrow.
     """
 
     def __init__(self, engine: Engine, execution: ExecutionModel, round_s: float, quotas: Mapping[str, int]) -> None:
@@ -146,8 +134,7 @@ class Rounds:
         self._round_s = round_s
         self._quotas = quotas
         self._arrived = engine.env.event()
-        self._leaving: list[Leaving] = []
-        self._promised_gpus: Counter[str] = Counter()
+        self._departures = Departures()
         self._freed = False
 
     def begin(self) -> None:
@@ -162,7 +149,6 @@ class Rounds:
         self._freed = True
         if job.running:
             self._engine.scheduler.finish(job, self._engine.env.now)
-            self._promised_gpus[job.virtual_cluster] -= job.on_gpus
 
     def _rounds(self) -> Generator[Any, None, None]:
         """The process that decides, round by round, until the simulation ends."""
@@ -211,7 +197,6 @@ class Rounds:
         engine = self._engine
         decision, took_s = engine.decide(engine.env.now)
         self._freed = False
-        self._leaving = [each for each in self._leaving if each.free_s > engine.env.now]
         done: set[int] = set()
         relocated = self._relocated(decision, boundary_s)
         for job, placed in decision.stops:
@@ -220,18 +205,18 @@ class Rounds:
             elif not self._end_lease(job, placed, boundary_s):
                 done.add(job.job_id)
         starts = [(job, placed) for job, placed in decision.starts if job.job_id not in done]
-        for job, _ in starts:
-            if job.job_id not in relocated:
-                self._promised_gpus[job.virtual_cluster] += job.held_gpus
+        self._departures.settle(engine.env.now)
         ended = len(decision.stops) - len(done)
         next_start_s = boundary_s + self._execution.stretch_of(ended)
         # A job's CPUs and memory may come from other jobs than its GPUs do, so all shares change at the same instant.
-        shared_s = max([boundary_s, *(each.free_s for each in self._leaving)])
+        shared_s = max(boundary_s, self._departures.all_left_s)
+        within_quota_s = self._within_quota_s(starts)
         for job, placed in starts:
             if job.job_id in relocated:
                 engine.occupy((job, placed, job.share))
             else:
-                self._launch(job, placed, next_start_s, shared_s)
+                earliest_s = within_quota_s.get(job.virtual_cluster, 0.0)
+                self._launch(job, placed, earliest_s, next_start_s, shared_s)
         for job in decision.retuned:
             if job.share is not None:
                 engine.reshare(job, shared_s)
@@ -242,7 +227,8 @@ class Rounds:
     def _relocated(self, decision: Decision[SimulatedJob], boundary_s: float) -> set[int]:
         """Ids of jobs that move to other GPUs now without any cost, so that they need not be stopped and launched."""
         stops: list[SimulatedJob] = [job for job, _ in decision.stops]
-        if self._leaving or boundary_s > self._engine.env.now or self._execution.stretch_of(len(stops)) > 0:
+        now_s = self._engine.env.now
+        if self._departures.all_left_s > now_s or boundary_s > now_s or self._execution.stretch_of(len(stops)) > 0:
             return set()
         if any(job.costs.exit_s > 0 for job in stops):
             return set()
@@ -251,59 +237,44 @@ class Rounds:
     def _end_lease(self, job: SimulatedJob, placed: Placed, boundary_s: float) -> bool:
         """Stops the job at the boundary; returns False if it finishes by then, so that there is nothing to stop."""
         self._engine.look_ahead(boundary_s, [job])
-        gpus = gpus_in(placed)
         own = job.end_s <= boundary_s and not (job.end_s == boundary_s and job.ends_after_decision)
         stop_s = max(boundary_s, job.began_s)  # a launch can wait for its GPUs longer than a round lasts
-        job.free_s = (job.end_s if own else stop_s) + job.costs.exit_s
-        if job.free_s > self._engine.env.now:
-            self._leaving.append(Leaving(job.free_s, placed, gpus, job.virtual_cluster))
-        self._promised_gpus[job.virtual_cluster] -= gpus
-        job.attained_service_gpu_s += gpus * (job.free_s - max(self._engine.env.now, job.began_s))
-        job.settled_s = job.free_s
+        free_s = (job.end_s if own else stop_s) + job.costs.exit_s
+        self._departures.stop(job, placed, max(self._engine.env.now, job.began_s))
+        self._departures.leave(job, free_s)
         if own:
-            self._engine.scheduler.finish(job, job.free_s)
+            self._engine.scheduler.finish(job, free_s)
             self._engine.end_in_order(job)
             return False
-        self._engine.at(job.free_s, self._engine.vacate, (job, why_stopped(placed, job.placement)))
+        self._engine.at(free_s, self._engine.vacate, (job, why_stopped(placed, job.placement)))
         self._engine.break_off(job, stop_s)
         return True
 
-    def _launch(self, job: SimulatedJob, placed: Placed, next_start_s: float, shared_s: float) -> None:
+    def _launch(
+        self, job: SimulatedJob, placed: Placed, earliest_s: float, next_start_s: float, shared_s: float
+    ) -> None:
         """Starts the job as soon as its GPUs are free; without early launches, not before its round begins.
 
         A job with a share starts when the shares of the round change. A job that starts a whole round late keeps its
         GPUs until its first step; otherwise, it could be stopped before that step in every round.
         """
-        start_s = max(self._engine.env.now, job.free_s)
-        if self._leaving:
-            wanted = dict(placed)
-            for each in self._leaving:
-                if any(wanted.get(node, 0) & mask for node, mask in each.placed):
-                    start_s = max(start_s, each.free_s)
-            start_s = max(start_s, self._quota_free_s(job.virtual_cluster))
+        start_s = max(self._engine.env.now, earliest_s, self._departures.free_s(placed, job))
         if not self._execution.early_launch:
             start_s = max(start_s, next_start_s)
         if job.share is not None:
             start_s = max(start_s, shared_s)
-        job.settled_s = start_s
-        if not job.restarts:
-            job.first_start_s = start_s
+        self._departures.launch(job, start_s)
         self._engine.at(start_s, self._engine.occupy, (job, placed, job.share))
         self._engine.run_from(job, start_s)
         if start_s >= next_start_s + self._round_s:
             job.keeps_until_s = max(job.keeps_until_s, job.first_step_s)
 
-    def _quota_free_s(self, virtual_cluster: str) -> float:
-        """The time from which the tenant's promised GPUs fit its quota, after enough of its stopped jobs have left."""
-        quota = self._quotas.get(virtual_cluster)
-        if quota is None:
-            return 0.0
-        leaving = sorted((each.free_s, each.gpus) for each in self._leaving if each.virtual_cluster == virtual_cluster)
-        over = self._promised_gpus[virtual_cluster] + sum(gpus for _, gpus in leaving) - quota
-        within_s = 0.0
-        for free_s, gpus in leaving:
-            if over <= 0:
-                break
-            over -= gpus
-            within_s = free_s
-        return within_s
+    def _within_quota_s(self, starts: list[tuple[SimulatedJob, Placed]]) -> dict[str, float]:
+        """By tenant with a quota, the instant at which enough of its stopped jobs have left for these starts."""
+        if not self._quotas or not self._departures.all_left_s:
+            return {}
+        held_gpus = Counter[str]()
+        for job in {**self._engine.launched, **{job.job_id: job for job, _ in starts}}.values():
+            held_gpus[job.virtual_cluster] += job.held_gpus
+        within_s = self._departures.within_quota_s
+        return {name: within_s(name, held_gpus[name], quota) for name, quota in self._quotas.items()}

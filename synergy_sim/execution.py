@@ -148,8 +148,6 @@ class SimulatedJob(Job):
     """Whether `end_s` was rounded down, so that the job ends after a decision at the same time."""
     began_s: float = field(default=0.0, init=False)
     """Time at which its last run gets its GPUs, which may be in the future."""
-    free_s: float = field(default=0.0, init=False)
-    """In rounds, the time at which its last stopped run has saved and left its GPUs."""
     done_s: float = field(default=0.0, init=False)
     """Training of the present run up to `since_s`, in seconds at a speed of 1."""
     since_s: float = field(default=0.0, init=False)

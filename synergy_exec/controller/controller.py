@@ -353,9 +353,9 @@ class Controller:
             if not self._has_written():  # on a full disk nothing is decided
                 await asyncio.sleep(FULL_S)
             elif execution.decider.active:
-                execution.leave_out(self.agents.away(), self.now_s())
                 execution.end_overdue(self.now_s())
-                execution.decide(self.now_s())
+                if not execution.leave_out(self.agents.away(), self.now_s()):
+                    execution.decide(self.now_s())
                 self._flush()
 
     async def _frees_slots(self, execution: Execution, until_s: float) -> bool:

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from copy import copy
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 from synergy_core.performance.planner.plan import Plan
+from synergy_core.scheduling.decisions.leaving import Departures
 from synergy_core.scheduling.decisions.protocol import Scheduler
 from synergy_core.scheduling.decisions.reasons import Reason, Snapshot, Stopped, Waiting, why_stopped
 from synergy_core.scheduling.decisions.scheduler import scheduler_for
@@ -130,18 +130,11 @@ class Orders:
     bound: float = NONE
 
 
-class Carried(NamedTuple):
-    """A job's slots and plan when the excluded nodes changed. placed: in the node numbers of agents."""
-
-    placed: Placed
-    plan: Plan
-    unlaunched: bool
-
-
 class Decider:
     """One policy on one cluster. active: jobs that have arrived and not ended. plans: plans of their runs, by job.
 
     aside: excluded nodes. `Orders.starts` uses the node numbers of agents; a job's `placement` uses those of `cluster`.
+    departures: runs that are not launched yet, or save and leave. The caller reports `launch` and `leave` to it.
     round_s: seconds between decisions; None for the policy's own. learning: has the profile, and extends it by jobs'
     reports.
     """
@@ -153,19 +146,13 @@ class Decider:
         self.scheduler = self._at_work()
         self.active: dict[int, ExecutedJob] = {}
         self.plans: dict[int, Plan] = {}
-        self._unlaunched: set[int] = set()
-        self._leaving_since_s: dict[int, float] = {}
-        self._carried: dict[int, Carried] = {}
+        self.departures = Departures()
+        self._held: dict[int, tuple[Placed, Plan]] = {}
 
     @property
     def cluster(self) -> Cluster:
         """The cluster without excluded nodes, with a numbering of its own."""
         return self.aside.cluster
-
-    @property
-    def unsettled(self) -> bool:
-        """Whether the next decision must settle which jobs keep their slots."""
-        return bool(self._carried)
 
     def _at_work(self) -> Scheduler[ExecutedJob]:
         # A walk forgets a waiting job that is withdrawn; lanes, which are faster, do not.
@@ -174,14 +161,15 @@ class Decider:
     def without(self, nodes: Collection[int], now_s: float) -> list[str]:
         """Excludes exactly these nodes. Returns the changes, one sentence each.
 
-        After a change a decision must follow at once: all jobs have then just arrived at a new scheduler, and jobs that
-        hold slots continue only if the new scheduler gives them the same slots.
+        After a change, all jobs have just arrived at a new scheduler, and a decision must follow before anything else
+        happens. Jobs that hold slots go on if it gives them the same slots; its orders stop the others.
         """
         held = {number: self.aside.placed(job.placement) for number, job in self.active.items() if job.running}
         said = self.aside.without(nodes, [job.gpus for job in self.active.values()])
         if said:
+            self.departures.settle(now_s)
             for number, placed in held.items():
-                self._carried[number] = Carried(placed, self.plans[number], number in self._unlaunched)
+                self._held[number] = placed, self.plans[number]
                 self.evicted(self.active[number], now_s)
             self.scheduler = self._at_work()
             for job in self.active.values():
@@ -207,10 +195,8 @@ class Decider:
 
     def finish(self, job: ExecutedJob, now_s: float) -> None:
         del self.active[job.job_id]
-        for known in (self.plans, self._carried):
-            known.pop(job.job_id, None)
-        self._leaving_since_s.pop(job.job_id, None)
-        self._settle_unlaunched(job, now_s)
+        self.plans.pop(job.job_id, None)
+        self.departures.withdraw(job, now_s)
         self.scheduler.finish(job, now_s)
 
     def requeue(self, job: ExecutedJob) -> None:
@@ -218,32 +204,10 @@ class Decider:
         self.scheduler.requeue(job)
 
     def evicted(self, job: ExecutedJob, now_s: float) -> None:
-        """Makes a job wait that lost its held or promised slots for another reason than a decision."""
+        """Makes a job wait that lost its slots for another reason than a decision."""
         self.plans.pop(job.job_id, None)
-        self._settle_unlaunched(job, now_s)
         job.queued = True
         self.scheduler.evicted(job, now_s)
-
-    # Attained service counts from the launch of a run, which may have waited for its slots, until its processes exit.
-
-    def launched(self, job: ExecutedJob, now_s: float) -> None:
-        """Notes that a job's newest run was launched. The run's slots count as held from now on."""
-        self._settle_unlaunched(job, now_s)
-        if not job.restarts:
-            job.first_start_s = now_s
-
-    def left(self, job: ExecutedJob, slots: int, now_s: float) -> None:
-        """Handles the exit of a run's last process. If a decision stopped the run, its slots were held until now."""
-        self._carried.pop(job.job_id, None)
-        since_s = self._leaving_since_s.pop(job.job_id, None)
-        if since_s is not None:
-            job.attained_service_gpu_s += slots * (now_s - since_s)
-            job.settled_s = now_s
-
-    def _settle_unlaunched(self, job: ExecutedJob, now_s: float) -> None:
-        if job.job_id in self._unlaunched:
-            self._unlaunched.discard(job.job_id)
-            job.settled_s = now_s
 
     def report(self, job: ExecutedJob, said: Report) -> Observation | None:
         """Updates a running job's task by its report. Returns the step time if it is new."""
@@ -341,8 +305,7 @@ class Decider:
     def decide(self, now_s: float) -> Orders:
         """Decides which jobs stop, which start where and with which plan, and which change batch or compressor."""
         began = time.perf_counter()
-        for job_id in self._unlaunched:
-            self.active[job_id].settled_s = now_s
+        self.departures.settle(now_s)
         self._learning.explore(self.active.values())
         decision = self.scheduler.decide(now_s)
         answer = Orders(objective=decision.objective, bound=decision.bound)
@@ -350,30 +313,21 @@ class Decider:
             assert isinstance(job, ExecutedJob)
             job.stopped_for = why_stopped(left, job.placement)
             self.plans.pop(job.job_id, None)
-            if job.job_id in self._unlaunched:
-                self._unlaunched.discard(job.job_id)
-            else:
-                self._leaving_since_s[job.job_id] = now_s
+            self.departures.stop(job, left, now_s)
             answer.stops.append(job)
+        going_on = self._settle_held(now_s, answer)
         for job, placed in decision.starts:
             assert isinstance(job, ExecutedJob)
             job.queued = False
-            on = self.aside.placed(placed)
-            if (carried := self._carried.pop(job.job_id, None)) is not None:
-                if carried.placed == on and goes_on(self._plan(job, placed, carried.plan), carried.plan):
-                    self._go_on(job, carried)
-                    continue
-                self._leave(job, carried, now_s, answer)
+            if job.job_id in going_on:
+                continue
             job.first_step_s = NEVER
             plan = self._plan(job, placed)
             self.plans[job.job_id] = plan
             if (job, placed) in decision.stops:
                 job.trials += self._learning.is_trial(job.file, self._shape(placed), plan)
-            self._unlaunched.add(job.job_id)
-            answer.starts.append((job, on, plan))
-        for number, carried in self._carried.items():
-            self._leave(self.active[number], carried, now_s, answer)
-        self._carried.clear()
+            self.departures.promise(job)
+            answer.starts.append((job, self.aside.placed(placed), plan))
         started = {job.job_id for job, _, _ in answer.starts}
         for job in self.active.values():
             held = self.plans.get(job.job_id)
@@ -386,19 +340,22 @@ class Decider:
         answer.took_s = time.perf_counter() - began
         return answer
 
-    def _go_on(self, job: ExecutedJob, carried: Carried) -> None:
-        """Continues a job's run, because the decision gave the job the slots that it already holds."""
-        job.restarts -= 1
-        self.plans[job.job_id] = carried.plan
-        if carried.unlaunched:
-            self._unlaunched.add(job.job_id)
-
-    def _leave(self, job: ExecutedJob, carried: Carried, now_s: float, answer: Orders) -> None:
-        if not carried.unlaunched:
-            self._leaving_since_s[job.job_id] = now_s
-        given = self.aside.placed(job.placement)
-        job.stopped_for = why_stopped(carried.placed, given) if given else Stopped.EVICTED
-        answer.stops.append(job)
+    def _settle_held(self, now_s: float, answer: Orders) -> set[int]:
+        """After a change of excluded nodes, says which jobs go on where they are. Orders the others to stop."""
+        going_on: set[int] = set()
+        for number, (held, plan) in self._held.items():
+            job = self.active[number]
+            given = self.aside.placed(job.placement)
+            if given == held and goes_on(self._plan(job, job.placement, plan), plan):
+                going_on.add(number)
+                job.restarts -= 1
+                self.plans[number] = plan
+            else:
+                job.stopped_for = why_stopped(held, given) if given else Stopped.EVICTED
+                self.departures.stop(job, held, now_s)
+                answer.stops.append(job)
+        self._held.clear()
+        return going_on
 
     def why_waiting(self, jobs: Iterable[ExecutedJob], now_s: float) -> dict[int, list[Reason]]:
         """Why each of these jobs waits, by number; jobs that run or have ended are left out."""

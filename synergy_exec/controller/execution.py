@@ -329,14 +329,19 @@ class Execution:
         self._settle(now_s)
         return answer
 
-    def leave_out(self, away: set[int], now_s: float) -> None:
+    def leave_out(self, away: set[int], now_s: float) -> bool:
         """Excludes these nodes and those with a broken device, and includes the others again.
 
-        After a change it restores what is known of jobs in the new scheduler.
+        After a change the scheduler is new: it is told what is known of active jobs, and decides at once if there are
+        any. Returns whether it has decided.
         """
-        if changes := self.decider.without(away | self.broken_nodes, now_s):
-            self.notes += changes
-            recall(self.decider.active, self.journal.observations())
+        changes = self.decider.without(away | self.broken_nodes, now_s)
+        self.notes += changes
+        if not changes or not self.decider.active:
+            return False
+        recall(self.decider.active, self.journal.observations())
+        self.decide(now_s)
+        return True
 
     def agent_came(self, node: int, now_s: float) -> None:
         self.broken_nodes.discard(node)
@@ -355,8 +360,6 @@ class Execution:
                 self.broken_nodes.add(node)
         self.runs.heard(node, message)
         self._settle(now_s)
-        if self.decider.unsettled:
-            self.decide(now_s)
 
     def _learn(self, job: ExecutedJob, run: JobRun, message: Message, now_s: float) -> None:
         """Records what a message of a run says about progress and checkpoints."""
@@ -399,7 +402,7 @@ class Execution:
         job = self.jobs[run.job]
         if what.what == "launched":
             self.journal.launched(run.number)
-            self.decider.launched(job, now_s)
+            self.decider.departures.launch(job, now_s)
             job.moved_s = now_s
             job.launched_s = now_s
             job.seen.starts += 1
@@ -444,8 +447,8 @@ class Execution:
         hung_step = job.seen.step if ended.hung else -1
         lasted_s = now_s - job.launched_s
         job.ran_s, job.launched_s = job.ran_seconds(now_s), math.inf
+        self.decider.departures.leave(job, now_s)
         if not job.ended:
-            self.decider.left(job, gpus_in(run.placed), now_s)
             if outcome in ("failed", "lost"):
                 job.stands_at(*job.seen.saved)
             if outcome == "done":

@@ -24,7 +24,7 @@ from synergy_core.performance.planner.plan import Plan
 from synergy_core.scheduling.jobs.cluster import Cluster
 from synergy_core.scheduling.jobs.fitted import MAX_SYNC_FRACTION, SynergyTask
 from synergy_core.scheduling.jobs.planned import ProfiledTask
-from synergy_core.scheduling.jobs.record import Decision, Job, Placed, gpus_in
+from synergy_core.scheduling.jobs.record import Decision, Job, Placed
 from synergy_core.scheduling.jobs.reports import Theta
 from synergy_core.scheduling.jobs.spec import Shape, StepReport
 from synergy_core.scheduling.jobs.views import ClusterState
@@ -245,7 +245,7 @@ def watching(simulation: Simulation) -> Iterator[Watched]:
     def leaving(itself: Rounds, job: SimulatedJob, placed: Placed, boundary_s: float) -> bool:
         before = len(watched.events)
         goes_on = end_lease(itself, job, placed, boundary_s)
-        left = Event("left", job.job_id, (gpus_in(placed), job.free_s))
+        left = Event("left", job.job_id, (job.settled_s,))
         watched.events.insert(before, left)  # then it waits, or is done
         return goes_on
 
@@ -340,6 +340,12 @@ class Driver:
             job.spec = dataclasses.replace(job.spec, **{name: getattr(spec, name) for name in unknown})
         self.jobs[job_id] = job
         self.decider.arrive(job)
+
+    def launched(self, job_id: int, at_s: float) -> None:
+        self.decider.departures.launch(self.jobs[job_id], at_s)
+
+    def left(self, job_id: int, at_s: float) -> None:
+        self.decider.departures.leave(self.jobs[job_id], at_s)
 
     def noise(self, job_id: int, *statistics: float) -> None:
         self.statistics[job_id] = statistics
