@@ -3,11 +3,11 @@
 In the scheduler's record a decision takes effect at once. A stopped job needs time to save, though, and the job that
 gets its GPUs waits for it. So a run, one stretch of a job on its GPUs, passes through these states:
 
-    state     begins when                    GPUs held by       service counted by      `Run` in the executor
+    state     begins when                    GPUs held by       service counted by      `JobRun` (executor)
     PROMISED  a decision gives it GPUs       runs that save     nobody                  waiting, reserving
     RUNNING   it is launched (`launch`)      itself             `Job.settle`            launched, started
     SAVING    a decision stops it (`stop`)   itself             `leave`                 stopping
-    LEFT      its last process has exited    the next run       the next run's job      (no `Run` any more)
+    LEFT      its last process has exited    the next run       the next run's job      (gone)
 
 The simulator knows at a decision when each of these states begins, and says so in advance: it calls `launch` and
 `leave` with instants in the future. The executor calls them when agents report a launch or an exit. It therefore says
