@@ -11,7 +11,8 @@ gets its GPUs waits for it. So a run, one stretch of a job on its GPUs, passes t
 
 The simulator knows at a decision when each of these states begins, and says so in advance: it calls `launch` and
 `leave` with instants in the future. The executor calls them when agents report a launch or an exit. It therefore says
-`promise` first, and a run that is stopped while it is PROMISED never starts. Nothing else differs.
+`promise` first, and a run that is stopped while it is PROMISED never starts. Where the simulator decides on events
+instead of in rounds, the time for which a run is SAVING counts as service of the job that waits for it.
 """
 
 from __future__ import annotations
