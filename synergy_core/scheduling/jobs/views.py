@@ -298,36 +298,47 @@ class ClusterState:
 
 
 class Room:
-    """Counts the GPUs left, by type and for each tenant, while a policy gives GPUs to one job after another.
-
-    Jobs that must stay have their GPUs from the beginning, or those in `stay`, (jobs,). gpus, gpu_type: (jobs,), given
-    so far, as in `Allocations`. left: by type. quota: by tenant. allotted: by tenant and type. tenant: each job's index
-    into both.
-    """
+    """Counts the GPUs left, by type and for each tenant, while a policy gives GPUs to one job after another."""
 
     def __init__(self, state: ClusterState, stay: Bools | None = None) -> None:
-        self.left: list[int] = state.capacity.tolist()
-        self.quota, self.allotted = state.quotas_left(), state.allotted_left()
-        self.tenant: list[int] = state.virtual_cluster.tolist()
-        self.gpus = [0] * len(state)
-        self.gpu_type = [-1] * len(state)
+        """stay: (jobs,) mask of jobs that have their GPUs from the beginning; by default those that must stay."""
+        self.left: Ints = state.capacity
+        """(GPU types,) GPUs left."""
+        self.quota: Floats = np.array(state.quotas_left())
+        """(tenants,) GPUs that each tenant may still get; inf without a limit."""
+        self.allotted: Floats = np.array(state.allotted_left())
+        """(tenants, GPU types) GPUs of each type that each tenant may still get; inf without a limit."""
+        self.tenant: Ints = state.virtual_cluster
+        """(jobs,) index into `quota`."""
+        self.gpus: Ints = np.zeros(len(state), dtype=np.int64)
+        """(jobs,) GPUs given so far."""
+        self.gpu_type: Ints = np.full(len(state), -1)
+        """(jobs,) index of their type; −1 for a job without GPUs."""
         for job in np.flatnonzero(state.must_stay if stay is None else stay).tolist():
             self.give(job, int(state.held_type[job]), int(state.held_gpus[job]))
+
+    def free_for(self, job: Any, kind: Any) -> Floats:
+        """The number of further GPUs of a type that a job may get. job, kind: indices; the result has their shape."""
+        tenant = self.tenant[job]
+        most: Floats = np.minimum(self.left[kind], np.minimum(self.quota[tenant], self.allotted[tenant, kind]))
+        return most
 
     def fits(self, job: int, kind: int, gpus: int) -> bool:
         """Whether the job may have this many further GPUs of this type."""
         tenant = self.tenant[job]
-        return gpus <= self.left[kind] and gpus <= self.quota[tenant] and gpus <= self.allotted[tenant][kind]
+        return bool(gpus <= self.left[kind] and gpus <= self.quota[tenant] and gpus <= self.allotted[tenant, kind])
 
     def give(self, job: int, kind: int, gpus: int) -> None:
+        """Gives the job further GPUs of this type; takes them back if `gpus` is negative."""
         self.gpus[job] += gpus
-        self.gpu_type[job] = kind
+        self.gpu_type[job] = kind if self.gpus[job] else -1
         self.left[kind] -= gpus
         self.quota[self.tenant[job]] -= gpus
-        self.allotted[self.tenant[job]][kind] -= gpus
+        self.allotted[self.tenant[job], kind] -= gpus
 
-    def answer(self) -> Allocations:
-        return Allocations(np.array(self.gpus), np.array(self.gpu_type))
+    def answer(self, memory: Any = None) -> Allocations:
+        """What the jobs have been given. memory: see `Allocations`."""
+        return Allocations(self.gpus, self.gpu_type, memory=memory)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from synergy_core.scheduling.allocator.nodes import NodeGroups, NodeProblem, Nod
 from synergy_core.scheduling.allocator.problem import proven, relative_gap
 from synergy_core.scheduling.jobs.quotas import fewest
 from synergy_core.scheduling.jobs.spec import Configurations
-from synergy_core.scheduling.jobs.views import Allocations, GoodputState, ShareLevels
+from synergy_core.scheduling.jobs.views import Allocations, GoodputState, Room, ShareLevels
 from synergy_core.units import Floats, Ints
 
 SHARES_GAP = 0.005
@@ -158,58 +158,36 @@ def _quotas(state: GoodputState, gpu_type: Ints | None) -> tuple[Ints | None, In
     return tenant, np.maximum(state.allotted, pinned).ravel()
 
 
-class RowRoom:
-    """Each job's row while a policy chooses rows job by job, and the GPUs left of each type and of each tenant's quota.
+class RowRoom(Room):
+    """A `Room` in which jobs have rows, and move from one row to another.
 
-    row: (jobs,), −1 for no row; at first the rows on which jobs run, without those of jobs that must give borrowed GPUs
-    back. left: (GPU types,). quota: (tenants,), inf without a limit. allotted: (tenants, GPU types), inf without a
-    limit. tenant: (jobs,), an index into `quota`.
+    Jobs have their present rows from the beginning, except those that must give borrowed GPUs back.
     """
 
     def __init__(self, state: GoodputState, rows: Configurations, row: Ints) -> None:
-        self._gpus, self._kind = rows.gpus, rows.gpu_type
+        """row: (jobs,) rows on which jobs run, −1 for none."""
+        super().__init__(state, row >= 0)
+        self._rows = rows
         self.row = row
-        self.left = state.capacity
-        self.quota, self.allotted = np.array(state.quotas_left()), np.array(state.allotted_left())
-        self.tenant = state.virtual_cluster
-        running = np.flatnonzero(row >= 0)
-        kind, gpus = self._kind[row[running]], self._gpus[row[running]]
-        np.subtract.at(self.left, kind, gpus)
-        np.subtract.at(self.quota, self.tenant[running], gpus)
-        np.subtract.at(self.allotted, (self.tenant[running], kind), gpus)
+        """(jobs,) each job's row, −1 for none."""
         in_order = np.lexsort((state.job_id, state.submit_time_s))
         stoppable = in_order[(row[in_order] >= 0) & ~state.pinned[in_order]]
         for tenant in np.flatnonzero(self.quota < 0).tolist():
             self._give_back(stoppable[self.tenant[stoppable] == tenant], -int(self.quota[tenant]))
-        for tenant, type_index in np.argwhere(self.allotted < 0).tolist():
-            own = stoppable[(self.tenant[stoppable] == tenant) & (row[stoppable] >= 0)]
-            own = own[self._kind[row[own]] == type_index]
-            self._give_back(own, -int(self.allotted[tenant, type_index]))
+        for tenant, kind in np.argwhere(self.allotted < 0).tolist():
+            own = stoppable[(self.tenant[stoppable] == tenant) & (self.gpu_type[stoppable] == kind)]
+            self._give_back(own, -int(self.allotted[tenant, kind]))
 
     def _give_back(self, jobs: Ints, gpus: int) -> None:
         """Stops those of the jobs, which are in order of submission, that free the fewest GPUs but at least `gpus`."""
-        held = self._gpus[self.row[jobs]].tolist()
+        held = self.gpus[jobs].tolist()
         for at in next(fewest(held, gpus), range(len(held))):
             self.put(int(jobs[at]), -1)
 
-    def free_for(self, job: Any, kind: Any) -> Floats:
-        """The number of further GPUs of a type that a job may get. job, kind: indices; the result has their shape."""
-        tenant = self.tenant[job]
-        most: Floats = np.minimum(self.left[kind], np.minimum(self.quota[tenant], self.allotted[tenant, kind]))
-        return most
-
     def put(self, job: int, row: int) -> None:
         """Moves the job to that row; −1: it runs on no row."""
-        for old, sign in ((int(self.row[job]), 1), (row, -1)):
-            if old >= 0:
-                self.left[self._kind[old]] += sign * self._gpus[old]
-                self.quota[self.tenant[job]] += sign * self._gpus[old]
-                self.allotted[self.tenant[job], self._kind[old]] += sign * self._gpus[old]
+        if self.gpus[job]:
+            self.give(job, int(self.gpu_type[job]), -int(self.gpus[job]))
+        if row >= 0:
+            self.give(job, int(self._rows.gpu_type[row]), int(self._rows.gpus[row]))
         self.row[job] = row
-
-    def answer(self, memory: Any = None) -> Allocations:
-        """The allocations if every job runs on its present row."""
-        chosen = self.row >= 0
-        return Allocations(
-            np.where(chosen, self._gpus[self.row], 0), np.where(chosen, self._kind[self.row], -1), memory=memory
-        )

@@ -72,8 +72,8 @@ def rubick(
     old, guaranteed = state.now_s - state.submit_time_s > old_s, _guaranteed(state)
     for job in np.lexsort((state.job_id, -slope, ~guaranteed, ~old)).tolist():
         if now.row[job] < 0:
-            any(now.give(job, to, float(slope[job])) for to in starts[job].tolist() if to >= 0)
-    while any(now.give(job, to, gain) for gain, job, to in now.growth()):
+            any(now.grow(job, to, float(slope[job])) for to in starts[job].tolist() if to >= 0)
+    while any(now.grow(job, to, gain) for gain, job, to in now.growth()):
         pass
     return now.answer()
 
@@ -126,7 +126,7 @@ class _Round(RowRoom):
         steps = [(*self._curves.step(job, int(self.row[job]), up=True), job) for job in jobs]
         return sorted(((gain, job, to) for to, gain, job in steps if to >= 0), key=lambda each: (-each[0], each[1]))
 
-    def give(self, job: int, to: int, slope: float) -> bool:
+    def grow(self, job: int, to: int, slope: float) -> bool:
         """Moves the job to row `to` if free GPUs and those of flatter curves suffice; returns whether it moved."""
         curves, kind, before = self._curves, int(self._curves.kind[to]), int(self.row[job])
         more = int(curves.gpus[to]) - (int(curves.gpus[before]) if before >= 0 else 0)
