@@ -64,12 +64,12 @@ def watched(policy):
 def test_job_under_restart_keeps_what_it_holds(name, machine):
     policy, seen = watched(policy_named(name))
     run(jobs_for(MACHINES[machine]), MACHINES[machine], policy, Costs(250.0, 250.0))
-    pinned = 0
+    kept_rows = 0
     for state, answer in seen:
         kept = (answer.gpus == state.held_gpus) & (answer.gpu_type == state.held_type)
-        assert kept[state.pinned].all()
-        pinned += int(state.pinned.sum())
-    assert pinned > 20
+        assert kept[state.keeps_row].all()
+        kept_rows += int(state.keeps_row.sum())
+    assert kept_rows > 20
 
 
 @pytest.mark.parametrize("name", ["sia", "synergy", "optimus"])

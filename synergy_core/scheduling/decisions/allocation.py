@@ -147,7 +147,7 @@ class Placer:
         if not moves.any():  # in most rounds nothing changes
             return Changes([], [], set())
         if self._moves_for_room:
-            restarting = isinstance(state, GoodputState) and not self._free_moves and state.pinned
+            restarting = isinstance(state, GoodputState) and not self._free_moves and state.keeps_row
             moves = movable & ~(keeps & restarting)
         chosen = np.flatnonzero(moves)
         jobs = [jobs[at] for at in chosen.tolist()]
@@ -328,7 +328,7 @@ class Snapshots:
         if issubclass(self._view, GoodputState):
             columns |= {
                 "held_nodes": [len(job.placement) for job in jobs],
-                "pinned": [
+                "keeps_row": [
                     stays or (job.running and job.first_step_s > now_s)
                     for job, stays in zip(jobs, must_stay, strict=True)
                 ],

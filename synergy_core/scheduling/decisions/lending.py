@@ -61,7 +61,7 @@ def _borrowers_stay(state: ClusterState) -> ClusterState:
     if isinstance(state, GoodputState):
         rows = state.rows()
         stays &= ~(state.goodput(rows)[np.arange(len(state)), state.held_best(rows)] <= 0)  # out of memory, for example
-        changes = {"must_stay": state.must_stay | stays, "pinned": state.pinned | stays}
+        changes = {"must_stay": state.must_stay | stays, "keeps_row": state.keeps_row | stays}
     return replace(state, **changes)
 
 

@@ -471,8 +471,9 @@ class GoodputState(ClusterState):
     """Number of nodes held now; 0 while waiting."""
     held_placement: tuple[Placed, ...]
     """GPUs held now, by node; () while waiting."""
-    pinned: Bools
-    """Whether the job must stay, or has started or restarted without a step so far and should keep its GPUs."""
+    keeps_row: Bools
+    """Whether the job should keep its type and number of GPUs: it must stay, or has started or restarted and made no
+    step since."""
     done_work: Floats
     """Reported progress, in iterations at the initial batch."""
     remaining_work: Floats

@@ -178,7 +178,7 @@ def state_of(
         "user": [0 for _ in jobs],
         "held_nodes": [len(job.placement) for job in jobs],
         "must_stay": must_stay,
-        "pinned": must_stay,
+        "keeps_row": must_stay,
         "observed_gpus": [each.gpus if each.observed else 0 for each in drawn_jobs],
         "received_s": [[each.ran_s, *(0.0 for _ in gpu_types[1:])] for each in drawn_jobs],
         **{name: [30.0 for _ in jobs] for name in ("restart_s", "declared_restart_s", "resize_s")},

@@ -54,7 +54,7 @@ def choose_shares(
     jobs, count, per_row = utility.shape
     utility = np.where(state.suits(rows.gpu_type)[:, :, None], utility, -np.inf)
     held = state.held_row(rows, same_nodes=False)
-    forced = state.pinned & (held >= 0)
+    forced = state.keeps_row & (held >= 0)
     is_kept = forced[:, None] & (held[:, None] == np.arange(count))
     utility = np.where(is_kept[:, :, None] & ~np.isfinite(utility), 0.0, utility)
     tenant, quota = _quotas(state, None)
@@ -106,7 +106,7 @@ def choose_shares(
 def choose_rows(
     state: GoodputState, rows: Configurations, utility: Floats, *, method: Method = "auto", keeps_equals: bool = False
 ) -> Allocations:
-    """Chooses the rows of greatest total utility; pinned jobs keep their rows.
+    """Chooses the rows of greatest total utility; jobs for which `keeps_row` holds keep theirs.
 
     utility: (jobs, rows), −inf where a row is not allowed; a job without a row has utility 0. Quotas, or what tenants
     are allotted, are limits. method: of `allocator.solve`. keeps_equals: whether all jobs keep their rows if no other
@@ -116,7 +116,7 @@ def choose_rows(
     last: Solved | None = state.memory
     utility = np.where(state.suits(rows.gpu_type), utility, -np.inf)
     held = state.held_best(rows)
-    forced = np.where(state.pinned & (held >= 0), held, -1)
+    forced = np.where(state.keeps_row & (held >= 0), held, -1)
     utility = np.where((forced[:, None] == np.arange(len(rows))) & ~np.isfinite(utility), 0.0, utility)
     tenant, quota = _quotas(state, rows.gpu_type)
     problem = Problem(utility, rows.gpus, rows.gpu_type, state.capacity, forced, tenant, quota)
@@ -145,17 +145,17 @@ def choose_rows(
 def _quotas(state: GoodputState, gpu_type: Ints | None) -> tuple[Ints | None, Ints | None]:
     """Each job's tenant and each tenant's limit of GPUs, as in `Problem`; (None, None) without quotas.
 
-    gpu_type: of each row, if limits may differ by type; None if a tenant's limits are to be added up. Pinned jobs of a
-    tenant may hold more than its limit.
+    gpu_type: of each row, if limits may differ by type; None if a tenant's limits are to be added up. Jobs that keep
+    their rows may hold more than their tenant's limit.
     """
     if not state.cluster.virtual_clusters:
         return None, None
-    pinned = state.held_by_tenant(state.pinned)
+    kept = state.held_by_tenant(state.keeps_row)
     if state.allotted is None or gpu_type is None or len(state.cluster.gpu_types) == 1:
-        limit = np.maximum(np.array(state.quotas_left()).astype(np.int64), pinned.sum(axis=1))
+        limit = np.maximum(np.array(state.quotas_left()).astype(np.int64), kept.sum(axis=1))
         return state.virtual_cluster, limit
     tenant = state.virtual_cluster[:, None] * len(state.cluster.gpu_types) + gpu_type
-    return tenant, np.maximum(state.allotted, pinned).ravel()
+    return tenant, np.maximum(state.allotted, kept).ravel()
 
 
 class RowRoom(Room):
@@ -171,7 +171,7 @@ class RowRoom(Room):
         self.row = row
         """(jobs,) each job's row, −1 for none."""
         in_order = np.lexsort((state.job_id, state.submit_time_s))
-        stoppable = in_order[(row[in_order] >= 0) & ~state.pinned[in_order]]
+        stoppable = in_order[(row[in_order] >= 0) & ~state.keeps_row[in_order]]
         for tenant in np.flatnonzero(self.quota < 0).tolist():
             self._give_back(stoppable[self.tenant[stoppable] == tenant], -int(self.quota[tenant]))
         for tenant, kind in np.argwhere(self.allotted < 0).tolist():

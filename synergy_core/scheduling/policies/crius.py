@@ -132,7 +132,7 @@ def _table(state: GoodputState, rows: Configurations, most_gpus: int, goodput: F
     double = [index.get((kind, gpus * 2), -1) for kind, gpus in pairs]
     same = [[index.get((other, gpus), -1) for other in range(len(capacity))] for _, gpus in pairs]
     halves, doubles, others = (np.array(each, dtype=np.int64) for each in (half, double, same))
-    return CriusTable(gain, rows.gpu_type, rows.gpus, halves, doubles, others, ~state.pinned), wanted
+    return CriusTable(gain, rows.gpu_type, rows.gpus, halves, doubles, others, ~state.keeps_row), wanted
 
 
 def _best_upgrade(room: RowRoom, table: CriusTable, most_gpus: int) -> Change | None:

@@ -39,7 +39,7 @@ def gavel(state: GoodputState, *, objective: str = "max_sum_throughput") -> Allo
     may_run = fits if state.cluster.virtual_clusters else priority > 0
     # Serves jobs by priority, then share, as long as GPUs and quotas last; first those that must stay or are being
     # restarted: if a restart takes longer than a round, jobs that take turns in every round never train.
-    served = Room(state, state.pinned)
+    served = Room(state, state.keeps_row)
     for cell in np.lexsort((np.arange(priority.size), -share.reshape(-1), -priority.reshape(-1))).tolist():
         job, kind = divmod(cell, priority.shape[1])
         need = int(state.gpus[job])

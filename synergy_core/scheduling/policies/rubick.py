@@ -64,7 +64,7 @@ def rubick(
     """
     rows = state.rows(max(64, int(state.gpus.max())))
     curves = _curves(state, rows.gpus, rows.gpu_type, _speeds(state, rows), least_gain, slower)
-    now = _Round(state, rows, curves, (state.restarts < most_changes) & ~state.pinned)
+    now = _Round(state, rows, curves, (state.restarts < most_changes) & ~state.keeps_row)
     gpus = np.where(curves.least >= 0, rows.gpus[curves.least], np.iinfo(np.int64).max)
     starts = np.take_along_axis(curves.least, np.argsort(gpus, axis=1, kind="stable"), axis=1)  # fewest GPUs first
     first = np.maximum(starts[:, 0], 0)
