@@ -10,9 +10,9 @@ from allocator_problems import random_problem
 from node_problems import random_round
 
 from synergy_core.errors import InputError
-from synergy_core.scheduling.allocator import Problem, explain, solve
-from synergy_core.scheduling.allocator.nodes import NodeGroups, NodeProblem, Pieces, allocate, explain_placed
-from synergy_core.scheduling.allocator.nodes.problem import pooled
+from synergy_core.scheduling.allocator import Problem, explain, nodes, solve
+from synergy_core.scheduling.allocator.nodes import NodeGroups, NodeProblem, Pieces
+from synergy_core.scheduling.allocator.nodes.prices import pooled
 from synergy_core.units import GB
 
 
@@ -90,8 +90,8 @@ def test_a_job_that_lost_its_cpus_to_a_hungrier_one_is_told_so() -> None:
     1/30 to 1/3, prices leave no gap.
     """
     problem = hungry_and_modest()
-    solution = allocate(problem, gap=0.0)
-    told = explain_placed(problem, solution, 1, label="resnet", types=["v100"])
+    solution = nodes.solve(problem, gap=0.0)
+    told = nodes.explain(problem, solution, 1, label="resnet", types=["v100"])
     assert (told.objective, told.gap) == (4.0, pytest.approx(0.0, abs=1e-3))
     assert told.chosen is not None
     assert told.wanted is not None
@@ -106,14 +106,14 @@ def test_a_job_that_lost_its_cpus_to_a_hungrier_one_is_told_so() -> None:
     assert told.chosen.paid == pytest.approx((gpus.price, 3 * cpus.price, 10 * GB * memory.price))
     assert (told.bound_by, told.with_more) == ("CPUs", told.wanted)
     assert all(each in told.text() for each in ("bound by: CPUs", "v100: 12 of 12 CPUs used", "utility 4 of at most 4"))
-    first = explain_placed(problem, solution, 0)
+    first = nodes.explain(problem, solution, 0)
     assert (first.wanted, first.bound_by) == (first.chosen, "")
 
 
 def test_a_job_that_keeps_its_gpus_chooses_among_shares_alone() -> None:
     held = Pieces(*(np.array(each) for each in ([0, 1], [0, 0], [1, 1])))
     problem = hungry_and_modest(held=held, pinned=np.array([False, True]))
-    told = explain_placed(problem, allocate(problem, gap=0.0), 1)
+    told = nodes.explain(problem, nodes.solve(problem, gap=0.0), 1)
     assert "It kept its GPUs; only its share could change." in told.text()
     assert {row.configuration for row in told.rows} == {0, 1}
 
@@ -122,7 +122,7 @@ def test_what_was_left_over_is_told_beside_the_row() -> None:
     most = np.array([[9.0], [4.0]]), np.full((2, 1), 10 * GB)
     problem = hungry_and_modest(most_cpus=most[0], most_memory_bytes=most[1])
     problem.cpus[1, 1] = 2.0
-    told = explain_placed(problem, allocate(problem, gap=0.0), 1)
+    told = nodes.explain(problem, nodes.solve(problem, gap=0.0), 1)
     assert all(each in told.text() for each in ("got 1 × type 0 with 2 CPUs", "has 3 CPUs and 10 GB per GPU"))
     assert told.with_more is not None
     assert told.with_more.label == "1 × type 0 with 9 CPUs and 10 GB"
@@ -134,10 +134,10 @@ def test_prices_told_are_those_that_were_compared_and_bound_the_round(seed: int)
     at least what was placed, and all that jobs lack of their best rows together is no more than is open.
     """
     problem = random_round(seed, 14, groups=2, tenants=2 * (seed % 2), spare=False)
-    solution = allocate(problem)
+    solution = nodes.solve(problem)
     pool = pooled(problem)
     columns, reduced = pool.columns, pool.reduced(solution.prices)
-    told = [explain_placed(problem, solution, job) for job in range(len(problem.utility))]
+    told = [nodes.explain(problem, solution, job) for job in range(len(problem.utility))]
     worth = lost = gained = 0.0
     for job, each in enumerate(told):
         json.dumps(each.as_dict())
@@ -161,15 +161,15 @@ def test_prices_told_are_those_that_were_compared_and_bound_the_round(seed: int)
 @pytest.mark.parametrize("seed", range(1, 3))
 def test_every_job_of_a_round_with_pinned_and_moved_ones_is_told(seed: int) -> None:
     problem = random_round(seed, 12, groups=2, pinned=True, movable=True, tenants=2)
-    solution = allocate(problem)
+    solution = nodes.solve(problem)
     pinned = problem.pinned
     assert pinned is not None
     assert pinned.any()
     for job in range(len(problem.utility)):
-        told = explain_placed(problem, solution, job)
+        told = nodes.explain(problem, solution, job)
         assert ("kept its GPUs" in told.text()) == pinned[job]
         assert ("moved to other nodes" in told.text()) == solution.moved[job]
         if pinned[job]:
             assert {row.gpus for row in told.rows} == {problem.gpus[solution.choice[job]]}
     with pytest.raises(InputError, match="job is 12, expected 0 to 11"):
-        explain_placed(problem, solution, 12)
+        nodes.explain(problem, solution, 12)

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from node_problems import best_placed, check, random_round
 
 from synergy_core.errors import InputError
-from synergy_core.scheduling.allocator.nodes import NodeGroups, NodeProblem, Pieces, allocate
-from synergy_core.scheduling.allocator.nodes.allocate import best_of
-from synergy_core.scheduling.allocator.nodes.problem import by_size, charged
+from synergy_core.scheduling.allocator.nodes import NodeGroups, NodeProblem, Pieces, solve
+from synergy_core.scheduling.allocator.nodes.priced import best_of
+from synergy_core.scheduling.allocator.nodes.prices import by_size, charged
 from synergy_core.units import GB
 
 DRAWN = {
@@ -34,18 +34,18 @@ LARGE = {"jobs": st.integers(0, 25), "most_nodes": st.integers(1, 4), "levels": 
 @given(st.fixed_dictionaries(DRAWN | LARGE))
 def test_everything_allocated_is_placed(drawn: dict[str, Any]) -> None:
     problem = random_round(**drawn)
-    found = allocate(problem)
+    found = solve(problem)
     check(problem, found)
     # The next round: who has its GPUs may stay, whatever moves cost.
     held = replace(problem, held=found.placed, move_cost=None)
-    check(held, allocate(held, prices=found.prices))
+    check(held, solve(held, prices=found.prices))
 
 
 @settings(max_examples=20)
 @given(st.fixed_dictionaries(DRAWN | {"jobs": st.integers(1, 7)}))
 def test_no_placement_is_worth_more_than_the_bound(drawn: dict[str, Any]) -> None:
     problem = random_round(**drawn, most_nodes=2)
-    found = allocate(problem)
+    found = solve(problem)
     check(problem, found)
     best = best_placed(problem)
     assert found.bound >= best - 1e-6
@@ -53,9 +53,9 @@ def test_no_placement_is_worth_more_than_the_bound(drawn: dict[str, Any]) -> Non
 
 
 def test_the_bound_is_close_and_most_of_it_placed() -> None:
-    assert allocate(random_round(0, 60, most_nodes=8, sizes=(1, 2, 4))).gap < 0.08
+    assert solve(random_round(0, 60, most_nodes=8, sizes=(1, 2, 4))).gap < 0.08
     problems = [random_round(seed, 8, most_nodes=2, sizes=(1, 2, 4)) for seed in range(15)]
-    assert sum(allocate(each).objective for each in problems) >= 0.97 * sum(map(best_placed, problems))
+    assert sum(solve(each).objective for each in problems) >= 0.97 * sum(map(best_placed, problems))
 
 
 def test_charges_add_up_on_every_node_that_exists() -> None:
@@ -114,7 +114,7 @@ def test_hungry_jobs_lie_beside_modest_ones() -> None:
     # Four of 12 CPUs and twelve of 1: only two and six a node let everybody run.
     hungry, modest = [[2.0]] * 4, [[1.0]] * 12
     problem = round_of(hungry + modest, [1], [[9.0]] * 4 + [[1.0]] * 12)
-    found = allocate(problem)
+    found = solve(problem)
     check(problem, found)
     assert found.objective == pytest.approx(20.0)
     assert found.gap == 0.0
@@ -123,7 +123,7 @@ def test_hungry_jobs_lie_beside_modest_ones() -> None:
 
 def test_who_runs_stays_and_a_share_alone_moves_nobody() -> None:
     levels = round_of([[1.0, 1.5]] * 16, [1, 1], [[3.0, 6.0]] * 16)
-    first = allocate(levels)
+    first = solve(levels)
     node = np.zeros(16, dtype=np.int64)
     node[first.placed.job] = first.placed.node
     # Half of each node's jobs have ended: the others take 6 CPUs where they are.
@@ -132,7 +132,7 @@ def test_who_runs_stays_and_a_share_alone_moves_nobody() -> None:
     utility[ended] = -np.inf
     left = ~np.isin(first.placed.job, ended)
     held = Pieces(first.placed.job[left], first.placed.node[left], first.placed.gpus[left])
-    second = allocate(replace(levels, utility=utility, held=held))
+    second = solve(replace(levels, utility=utility, held=held))
     check(replace(levels, utility=utility, held=held), second)
     assert not second.moved.any()
     assert second.objective == pytest.approx(8 * 1.5)
@@ -141,8 +141,8 @@ def test_who_runs_stays_and_a_share_alone_moves_nobody() -> None:
     left = node[first.placed.job] == 0
     held = Pieces(first.placed.job[left], first.placed.node[left], first.placed.gpus[left])
     crowded = replace(levels, utility=utility, held=held)
-    assert allocate(crowded).objective == pytest.approx(8.0)
-    cheap = allocate(replace(crowded, move_cost=np.full(16, 0.1)))
+    assert solve(crowded).objective == pytest.approx(8.0)
+    cheap = solve(replace(crowded, move_cost=np.full(16, 0.1)))
     assert int(cheap.moved.sum()) == 4
     assert cheap.objective == pytest.approx(8 * 1.5 - 4 * 0.1)
 
@@ -152,7 +152,7 @@ def test_what_nobody_asked_for_goes_to_who_gains_from_it() -> None:
     problem = round_of([[1.0]] * 3, [2], [[1.0]] * 3, **most)
     nodes = replace(NODES, nodes=np.array([1]))
     problem = replace(problem, nodes=nodes)
-    found = allocate(problem)
+    found = solve(problem)
     check(problem, found)
     # 24 CPUs: 2 for the second; 5 a GPU for the third; what is left, 6 a GPU, for the first.
     assert found.cpus.tolist() == pytest.approx([6.0, 1.0, 5.0])
@@ -161,7 +161,7 @@ def test_what_nobody_asked_for_goes_to_who_gains_from_it() -> None:
 
 def test_same_input_gives_same_output() -> None:
     problem = random_round(5, 60, groups=2, most_nodes=6, tenants=2, pinned=True, movable=True)
-    first, second = allocate(problem), allocate(problem)
+    first, second = solve(problem), solve(problem)
     assert first.choice.tolist() == second.choice.tolist()
     assert first.placed.node.tolist() == second.placed.node.tolist()
     assert first.cpus.tolist() == second.cpus.tolist()
@@ -171,9 +171,9 @@ def test_pinned_jobs_that_cannot_share_their_node_are_named() -> None:
     held = Pieces(np.array([0, 1]), np.array([0, 0]), np.array([1, 1]))
     problem = round_of([[1.0], [1.0]], [1], [[13.0], [12.0]], held=held, pinned=np.array([True, True]))
     with pytest.raises(InputError, match="infeasible: jobs 0, 1 are pinned to node 0"):
-        allocate(problem)
+        solve(problem)
     with pytest.raises(InputError, match="job 0 is pinned to 1 GPUs of type 0, but no row"):
-        allocate(replace(problem, utility=np.array([[-np.inf], [1.0]])))
+        solve(replace(problem, utility=np.array([[-np.inf], [1.0]])))
     quota = {"tenant": np.array([0, 0]), "quota": np.array([1])}
     with pytest.raises(InputError, match="pinned jobs of tenant 0 hold 2 GPUs, its quota is 1"):
-        allocate(replace(problem, **quota))
+        solve(replace(problem, **quota))

@@ -5,11 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from synergy_core.errors import InputError
-from synergy_core.scheduling.allocator import Explanation, explain
-from synergy_core.scheduling.allocator.nodes import explain_placed
+from synergy_core.scheduling.allocator import Explanation, explain, nodes
 from synergy_core.scheduling.jobs.cluster import Cluster
 from synergy_core.scheduling.jobs.views import Allocations, ClusterState
-from synergy_core.scheduling.policies._choice import Placed, Solved
 
 
 def explained(
@@ -23,8 +21,8 @@ def explained(
     at, types, tenants = int(np.flatnonzero(state.job_id == job)[0]), cluster.gpu_types, state.virtual_clusters
     if state.allotted is not None:
         tenants = tuple(f"{name} and what it may borrow" for name in tenants)
-    if isinstance(solved, Placed):
-        return explain_placed(solved.problem, solved.solution, at, label=label, types=types, tenants=tenants)
-    if isinstance(solved, Solved):
-        return explain(solved.problem, solved.solution, at, label=label, types=types, tenants=tenants)
-    raise InputError(f"policy {policy} solves no allocation problem; sia, ftf and synergy do.")
+    if solved is None:
+        raise InputError(f"policy {policy} solves no allocation problem; sia, ftf and synergy do.")
+    problem, solution = solved
+    of_problem = nodes.explain if isinstance(problem, nodes.NodeProblem) else explain
+    return of_problem(problem, solution, at, label=label, types=types, tenants=tenants)

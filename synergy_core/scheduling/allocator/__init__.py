@@ -1,4 +1,9 @@
-"""Chooses each job's configuration in a round: the problem, methods to solve it, and explanations of the solution."""
+"""Chooses each job's configuration in a round.
+
+`solve(Problem) -> Solution`, by two methods: `exact` prints as mathematics and solves one integer programme; `priced`
+finds the `prices` of GPUs, and rows at these prices. `explain` says why a job got its row. The folder `nodes` has the
+same files for the choice of rows, nodes and shares together.
+"""
 
 from __future__ import annotations
 

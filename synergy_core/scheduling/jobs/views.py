@@ -170,7 +170,7 @@ class Allocations:
     """Anything that the policy needs in its next call, where it is `GoodputState.memory`. The policy itself keeps
     nothing between calls."""
     solved: Any = None
-    """The problem and its solution (`_choice.Solved` or `_choice.Placed`), for explanations, or None."""
+    """The allocator's problem and its solution, which explain the answer; None from policies without the allocator."""
 
 
 SIZE_LIMITS = ("min_gpus", "most_fed_gpus", "fixed_gpus", "planned")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from synergy_core.scheduling.allocator import Method, Problem, Solution, solve
-from synergy_core.scheduling.allocator.nodes import NodeGroups, NodeProblem, NodeSolution, Pieces, allocate
+from synergy_core.scheduling.allocator import Method, Problem, Solution, nodes, solve
+from synergy_core.scheduling.allocator.nodes import NodeGroups, NodeProblem, Pieces
 from synergy_core.scheduling.allocator.problem import proven, relative_gap
 from synergy_core.scheduling.jobs.quotas import fewest
 from synergy_core.scheduling.jobs.spec import Configurations
@@ -17,23 +17,6 @@ from synergy_core.units import Floats, Ints
 
 SHARES_GAP = 0.005
 """Target gap of the allocator when it shares out CPUs and memory. A smaller gap gains less than placement loses."""
-
-
-@dataclass(frozen=True, slots=True)
-class Solved:
-    """The allocator's problem and its solution. They explain a decision, and the next round starts from them."""
-
-    rows: Configurations
-    problem: Problem
-    solution: Solution
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """The allocator's problem and its solution when rows, nodes and shares are chosen together."""
-
-    problem: NodeProblem
-    solution: NodeSolution
 
 
 def choose_shares(
@@ -87,7 +70,7 @@ def choose_shares(
         most_cpus=most_cpus,
         most_memory_bytes=most_memory,
     )
-    solution = allocate(problem, gap=SHARES_GAP, prices=memory)
+    solution = nodes.solve(problem, gap=SHARES_GAP, prices=memory)
     chosen = solution.choice
     node_gpus = np.zeros((jobs, state.cluster.nodes), dtype=np.int64)
     node_gpus[solution.placed.job, solution.placed.node] = solution.placed.gpus
@@ -99,7 +82,7 @@ def choose_shares(
         node_gpus=node_gpus,
         share=np.stack((solution.cpus, solution.memory_bytes), axis=1),
         memory=solution.prices,
-        solved=Placed(problem, solution),
+        solved=(problem, solution),
     )
 
 
@@ -113,7 +96,7 @@ def choose_rows(
     choice has more utility. In most rounds the previous round's prices prove that none has, so that the allocator need
     not be called. Without keeps_equals, a problem that equals the previous round's is not solved again.
     """
-    last: Solved | None = state.memory
+    last: tuple[Problem, Solution] | None = state.memory
     utility = np.where(state.suits(rows.gpu_type), utility, -np.inf)
     held = state.held_best(rows)
     forced = np.where(state.keeps_row & (held >= 0), held, -1)
@@ -122,23 +105,23 @@ def choose_rows(
     problem = Problem(utility, rows.gpus, rows.gpu_type, state.capacity, forced, tenant, quota)
     solution = None
     if last is not None and keeps_equals:
-        solution = proven(problem, held, last.solution.prices)
-    elif last is not None and problem.equals(last.problem):
-        solution = last.solution
+        solution = proven(problem, held, last[1].prices)
+    elif last is not None and problem.equals(last[0]):
+        solution = last[1]
     if solution is None:
         solution = solve(problem, method=method)
         if keeps_equals and problem.fits(held):
             present = problem.objective(held)
             if relative_gap(present, solution.objective) == 0.0:
                 solution = replace(solution, choice=held, objective=present, bound=max(solution.bound, present))
-    chosen, solved = solution.choice, Solved(rows, problem, solution)
+    chosen = solution.choice
     return Allocations(
         np.where(chosen >= 0, rows.gpus[chosen], 0),
         np.where(chosen >= 0, rows.gpu_type[chosen], -1),
         solution.objective,
         solution.bound,
-        memory=solved,
-        solved=solved,
+        memory=(problem, solution),
+        solved=(problem, solution),
     )
 
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from synergy_core.errors import InputError
 from synergy_core.scheduling.allocator.explain import Explanation, Limit, explanation_of, limits_of
-from synergy_core.scheduling.allocator.nodes.problem import NodeColumns, NodeGroups, NodeProblem, NodeSolution, pooled
+from synergy_core.scheduling.allocator.nodes.prices import NodeColumns, pooled
+from synergy_core.scheduling.allocator.nodes.problem import NodeGroups, NodeProblem, NodeSolution
 from synergy_core.units import Floats, format_share
 
 RESOURCES = ("GPUs", "CPUs", "memory")
@@ -22,7 +23,7 @@ SHARE_DIGITS = 1e-3
 """Minimum relative difference of shares that count as different."""
 
 
-def explain_placed(
+def explain(
     problem: NodeProblem,
     solution: NodeSolution,
     job: int,

@@ -6,7 +6,8 @@ from heapq import heapify, heappop, heappush
 
 import numpy as np
 
-from synergy_core.scheduling.allocator.nodes.problem import NodeProblem, Pieces, Pinned, Pooled
+from synergy_core.scheduling.allocator.nodes.prices import Pinned, Pooled
+from synergy_core.scheduling.allocator.nodes.problem import NodeProblem, Pieces
 from synergy_core.units import Bools, Floats, Ints
 
 MAX_MOVE_COST = 1e6

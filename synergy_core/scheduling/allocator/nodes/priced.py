@@ -1,4 +1,4 @@
-"""Solves a round with nodes: chooses rows by the pools' prices, then nodes and shares, and improves the result."""
+"""Finds prices of the pools, then rows, nodes and shares at these prices, and repacks nodes that lose much utility."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from synergy_core.errors import InputError
-from synergy_core.scheduling.allocator import solve
+from synergy_core.scheduling import allocator
 from synergy_core.scheduling.allocator.nodes.layout import (
     MAX_MOVE_COST,
     TOLERANCE,
@@ -18,7 +18,8 @@ from synergy_core.scheduling.allocator.nodes.layout import (
     hand_out,
     settle,
 )
-from synergy_core.scheduling.allocator.nodes.problem import NodeProblem, NodeSolution, Pieces, Pooled, pooled
+from synergy_core.scheduling.allocator.nodes.prices import Pooled, pooled
+from synergy_core.scheduling.allocator.nodes.problem import NodeProblem, NodeSolution, Pieces
 from synergy_core.scheduling.allocator.problem import ROUNDING, relative_gap
 from synergy_core.units import Floats, Ints
 
@@ -328,7 +329,7 @@ GAP = 2e-3
 """Default target for the gap of the placed allocation."""
 
 
-def allocate(problem: NodeProblem, *, gap: float = GAP, prices: Floats | None = None) -> NodeSolution:
+def solve(problem: NodeProblem, *, gap: float = GAP, prices: Floats | None = None) -> NodeSolution:
     """Chooses rows, nodes and shares for all jobs of a round. The result is deterministic.
 
     gap: relative target; the gap that was reached, `NodeSolution.gap`, may be larger. prices: of the previous round
@@ -337,7 +338,7 @@ def allocate(problem: NodeProblem, *, gap: float = GAP, prices: Floats | None = 
     """
     pool = pooled(problem)
     columns, pinned = pool.columns, pool.pinned
-    found = solve(pool.problem, method="priced", gap=min(gap, POOL_GAP), prices=prices)
+    found = allocator.solve(pool.problem, method="priced", gap=min(gap, POOL_GAP), prices=prices)
     reduced = pool.reduced(found.prices)
     bound = pool.bound(found.prices, reduced)
     if not len(pinned.job):
