@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from synergy_core.checking.conformance import attributed_to_policy
 from synergy_core.errors import InputError
-from synergy_core.scheduling.decisions.conformance import attributed_to_policy
 from synergy_core.scheduling.jobs.cluster import Cluster
 from synergy_core.units import format_duration
 from synergy_runs.inputs.command_line import as_hydra, of_each_swept_value, run_sweep, swept_values

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from training_jobs import policy_named
 
-from synergy_core.scheduling.decisions.conformance import conforms
+from synergy_core.checking.cases import NOW_S
+from synergy_core.checking.conformance import conforms
+from synergy_core.checking.rules import RULES, BrokenRuleError
 from synergy_core.scheduling.jobs.views import Allocations
 from synergy_core.scheduling.policies import get_policy, policy_names
-from synergy_core.scheduling.policies._check import NOW_S, RULES, BrokenRuleError
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -22,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 @pytest.fixture
 def few(monkeypatch):
     """Whole runs of six jobs only."""
-    monkeypatch.setattr("synergy_core.scheduling.decisions.conformance.JOBS", (6,))
+    monkeypatch.setattr("synergy_core.checking.conformance.JOBS", (6,))
 
 
 @pytest.mark.parametrize("name", policy_names())
@@ -202,7 +203,7 @@ SMALLEST = {
 
 @pytest.mark.parametrize("rule", SMALLEST)
 def test_the_smallest_case_has_no_job_too_many(rule, monkeypatch):
-    monkeypatch.setattr("synergy_core.scheduling.decisions.conformance.JOBS", (8,))
+    monkeypatch.setattr("synergy_core.checking.conformance.JOBS", (8,))
     policy, jobs = SMALLEST[rule]
     with pytest.raises(BrokenRuleError, match=rf"breaks the rule '{rule}'") as caught:
         conforms(policy)
@@ -210,7 +211,7 @@ def test_the_smallest_case_has_no_job_too_many(rule, monkeypatch):
 
 
 @pytest.mark.parametrize("round_s", [7.7, 33.3])
-def test_round_that_no_float_holds_exactly_is_carried_out(round_s, few):
+def test_round_that_no_float_holds_exactly_iscarried_out(round_s, few):
     conforms(allocation(lambda state: greedy(state, by_size(state)), round_s=round_s))
 
 

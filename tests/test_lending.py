@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synergy_core.scheduling.decisions.conformance import _carried_out, _with_hosts
+from synergy_core.checking.cases import JobCase, PolicyCase
+from synergy_core.checking.conformance import carried_out, with_hosts
+from synergy_core.checking.rules import try_on
 from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
 from synergy_core.scheduling.jobs.quotas import Quotas, fewest
 from synergy_core.scheduling.policies import SharingPolicy, get_policy, policy_names
-from synergy_core.scheduling.policies._check import JobCase, PolicyCase, try_on
 
 NAMES = [*policy_names(), "fifo+proportional", "las+tune", "srtf+greedy", "themis+proportional"]
 STARTS_ON_ITS_ROWS_ONLY = {("crius", 958)}
@@ -48,9 +49,9 @@ def examine(name, number):
     if name == "pollux":
         policy = policy.with_parameters(population=20, generations=10)
     if isinstance(policy, SharingPolicy):
-        case = case._replace(machines=_with_hosts(case.machines))
+        case = case._replace(machines=with_hosts(case.machines))
     if case.jobs and (name, number) not in STARTS_ON_ITS_ROWS_ONLY:
-        try_on(case, _carried_out, policy)
+        try_on(case, carried_out, policy)
 
 
 @pytest.mark.parametrize("cases", [8, pytest.param(60, marks=pytest.mark.thorough)])

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from synergy_core.checking.conformance import conforms
 from synergy_core.errors import InputError
-from synergy_core.scheduling.decisions.conformance import conforms
 from synergy_core.scheduling.jobs.cluster import Cluster, NodeType, Share
 from synergy_core.scheduling.policies import AllocationPolicy, get_policy, policy_names
 from synergy_core.scheduling.policies.mechanisms import get_mechanism, mechanism_names
@@ -211,7 +211,7 @@ def test_pinned_jobs_keep_what_they_were_given_whoever_else_comes(round, name, s
 
 @pytest.mark.parametrize(("order", "name"), list(zip(ORDERS, cycle(sorted(mechanism_names())), strict=False)))
 def test_every_order_goes_with_mechanisms(order, name, monkeypatch):
-    monkeypatch.setattr("synergy_core.scheduling.decisions.conformance.JOBS", (6,))
+    monkeypatch.setattr("synergy_core.checking.conformance.JOBS", (6,))
     conforms(get_policy(f"{order}+{name}"))
 
 

@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jobs import facts, workload
 
-from synergy_core.scheduling.decisions.conformance import _carried_out, _with_hosts
+from synergy_core.checking.cases import TENANTS, JobCase, PolicyCase
+from synergy_core.checking.conformance import carried_out, with_hosts
 from synergy_core.scheduling.decisions.starvation import Guarded, RunTimes
 from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
 from synergy_core.scheduling.jobs.record import NEVER, Decision, Job
 from synergy_core.scheduling.policies import SharingPolicy, get_policy, policy_names
-from synergy_core.scheduling.policies._check import TENANTS, JobCase, PolicyCase
 from synergy_core.units import TICK_S, on_grid
 from synergy_runs.outputs.invariants import check
 from synergy_sim.simulate import simulate
@@ -80,7 +80,7 @@ QUICK = [name for name in policy_names() if name not in ("pollux", "srtf")] + ["
     gpus=st.sampled_from([2, 4]),
 )
 def test_no_job_waits_beyond_its_bound_under_a_load_below_capacity(policy, seed, load, gpus):
-    # `_carried_out` raises an error if a job that has waited for too long waits on while others could make room.
+    # `carried_out` raises an error if a job that has waited for too long waits on while others could make room.
     random, chosen = np.random.default_rng(seed), get_policy(policy)
     unit_s = max(6.0, chosen.round_s)
     jobs, submit_s = [], 0.0
@@ -89,8 +89,8 @@ def test_no_job_waits_beyond_its_bound_under_a_load_below_capacity(policy, seed,
         jobs.append(JobCase(round(submit_s), asked, runs_s, "", TENANTS[0], fixed=bool(random.random() < 0.7)))
         submit_s += random.exponential(asked * runs_s / (load * gpus))
     machines = Cluster((NodeType("v100", "v100", 1, gpus),), max_wait=float(random.choice([0.5, 1.0, 2.0])))
-    machines = _with_hosts(machines) if isinstance(chosen, SharingPolicy) else machines
-    done = _carried_out(chosen, PolicyCase(machines, tuple(sorted(jobs)), 0.0))
+    machines = with_hosts(machines) if isinstance(chosen, SharingPolicy) else machines
+    done = carried_out(chosen, PolicyCase(machines, tuple(sorted(jobs)), 0.0))
     assert sum(kind == "finish" for _, kind, *_ in done) == len(jobs)
 
 

@@ -8,10 +8,10 @@ import pytest
 from jobs import cluster, workload
 from training_jobs import CATALOG, policy_named, three_types, training
 
+from synergy_core.checking.conformance import conforms
 from synergy_core.errors import InputError
 from synergy_core.scheduling import policies
 from synergy_core.scheduling.decisions.allocation import AllocationScheduler
-from synergy_core.scheduling.decisions.conformance import conforms
 from synergy_core.scheduling.jobs.record import Job
 from synergy_core.scheduling.jobs.views import (
     JOB_VIEWS,

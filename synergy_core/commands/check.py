@@ -22,8 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(chosen: argparse.Namespace) -> int:
     """Prints a line per policy that keeps the rules. Raises BrokenRuleError at the first policy that breaks one."""
+    from synergy_core.checking.conformance import conforms
     from synergy_core.errors import InputError
-    from synergy_core.scheduling.decisions.conformance import conforms
     from synergy_core.scheduling.decisions.starvation import bound_in_words
     from synergy_core.scheduling.policies import get_policy, load
 

@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
+from synergy_core.checking.conformance import check_keys
 from synergy_core.errors import InputError, unknown
-from synergy_core.scheduling.decisions.conformance import check_keys
 from synergy_core.scheduling.jobs.beliefs import Information, InputKnowledge
 from synergy_core.scheduling.policies import AllocationPolicy, Policy, SharingPolicy, get_policy, is_mechanism, parts_of
 

@@ -1,7 +1,7 @@
 """Scheduling policies, one file each. The decorators `ordering_policy` and `allocation_policy` register a function.
 
 A file in this folder registers its policies; so does an entry point `synergy.policies` of an installed package, or an
-import of a module that uses the decorators. `synergy_core.scheduling.policies._check` has the rules for all policies.
+import of a module that uses the decorators. `synergy_core.checking` has the rules for all policies.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import inspect
 import linecache
 import traceback
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 from typing import Any, ClassVar, Literal, Self
@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal, Self
 from synergy_core import module_names
 from synergy_core.errors import InputError, unknown
 from synergy_core.scheduling.jobs.beliefs import Information, InputKnowledge
-from synergy_core.scheduling.jobs.record import Job
+from synergy_core.scheduling.jobs.samples import samples
 from synergy_core.scheduling.jobs.views import (
     JOB_VIEWS,
     STATES,
@@ -65,46 +65,6 @@ def reads_only(function: Callable[..., Any], view: type, callers: tuple[object, 
         if not harmless:
             return False
     return True
-
-
-BATCH = 32
-STEP_S, SAMPLE_S, SYNC_S = 0.05, 0.002, 0.02
-"""Step time of the sample jobs, in seconds: fixed, per sample on a GPU, and for synchronising several GPUs."""
-
-
-class TrialJob(Job):
-    """A job record for trying policies. It holds the true run time, as a simulator's record does."""
-
-    __slots__ = ("duration_s",)
-
-    def __init__(self, *arguments: Any, duration_s: float, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.duration_s = duration_s
-
-    @property
-    def remaining_s(self) -> float:
-        """Remaining run time on the requested GPUs."""
-        return self.duration_s - self.attained_service_gpu_s / self.gpus
-
-    def true_iteration_s(self, gpus: int, gpu_type: str) -> float:
-        """Seconds of an iteration at the requested batch."""
-        return STEP_S + SAMPLE_S * BATCH / gpus + SYNC_S * (gpus > 1)
-
-    def remaining_iterations(self) -> float:
-        """Remaining iterations at the requested batch."""
-        return self.remaining_s / self.true_iteration_s(self.gpus, self.gpu_type)
-
-
-def samples() -> Iterator[Job]:
-    """Job records for trying policies: one job waits, one runs, and one was stopped."""
-    for has_started, has_stopped in ((False, False), (True, False), (True, True)):
-        job = TrialJob(1, 60.0, 2, virtual_cluster="vc", user="user", estimate_s=7_200.0, duration_s=3_600.0)
-        job.predicted_duration_s = 3_000.0
-        if has_started:
-            job.started(120.0, ((0, 3),))
-        if has_stopped:
-            job.stopped(240.0)
-        yield job
 
 
 def load(source: str, loader: Callable[[], object]) -> None:

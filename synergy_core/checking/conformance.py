@@ -1,7 +1,6 @@
-"""Runs a policy on small random cases to check the rules of `_check.RULES` that need a scheduler.
+"""Runs a policy on small random cases to check the rules of `RULES` that need a scheduler.
 
-`policies._check` checks the rules that need only the policy's function. The others are here, because policies must not
-import schedulers. Here jobs lose no progress when they are stopped, and their speed is proportional to their GPUs.
+Here jobs lose no progress when they are stopped, and their speed is proportional to their GPUs.
 """
 
 from __future__ import annotations
@@ -15,33 +14,23 @@ from typing import Any
 
 import numpy as np
 
+from synergy_core.checking.cases import MACHINES, TENANTS, JobCase, PolicyCase, spec_of
+from synergy_core.checking.rules import Broken, attributed, check, try_on
 from synergy_core.errors import InputError
 from synergy_core.scheduling.decisions.protocol import Scheduler
 from synergy_core.scheduling.decisions.scheduler import scheduler_for
 from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
 from synergy_core.scheduling.jobs.quotas import Quotas
 from synergy_core.scheduling.jobs.record import NEVER, Placed, gpus_in
+from synergy_core.scheduling.jobs.samples import TrialJob, samples
 from synergy_core.scheduling.policies import (
     AllocationPolicy,
     OrderingPolicy,
     Policy,
     SharingPolicy,
-    TrialJob,
     describe_error,
     place_of,
     places_of,
-    samples,
-)
-from synergy_core.scheduling.policies._check import (
-    MACHINES,
-    TENANTS,
-    Broken,
-    JobCase,
-    PolicyCase,
-    attributed,
-    check,
-    spec_of,
-    try_on,
 )
 from synergy_core.units import GB, TICK_S, grid_ceil, on_grid
 
@@ -61,10 +50,10 @@ def conforms(policy: Policy) -> None:
     """Runs `check` and then the policy in a scheduler. Raises BrokenRuleError if the policy breaks a rule."""
     check(_order_of(policy))
     of_all = (*MACHINES, LENDING)
-    for machines in map(_with_hosts, of_all) if isinstance(policy, SharingPolicy) else of_all:
+    for machines in map(with_hosts, of_all) if isinstance(policy, SharingPolicy) else of_all:
         for jobs in JOBS:
             try_on(_random(machines, jobs), _twice, policy)
-    try_on(_stream(_with_hosts(FULL) if isinstance(policy, SharingPolicy) else FULL, policy), _twice, policy)
+    try_on(_stream(with_hosts(FULL) if isinstance(policy, SharingPolicy) else FULL, policy), _twice, policy)
 
 
 def _order_of(policy: Policy) -> OrderingPolicy | AllocationPolicy:
@@ -113,7 +102,7 @@ def attributed_to_policy(policy: Policy) -> Iterator[None]:
         raise
 
 
-def _with_hosts(machines: Cluster) -> Cluster:
+def with_hosts(machines: Cluster) -> Cluster:
     """The machines, with CPUs and memory for policies that share them out."""
     hosts = [
         replace(each, cpus=3.0 * each.gpus_per_node, memory_bytes=62.5 * GB * each.gpus_per_node)
@@ -123,7 +112,7 @@ def _with_hosts(machines: Cluster) -> Cluster:
 
 
 def _twice(policy: Policy, case: PolicyCase) -> None:
-    if _carried_out(policy, case) != _carried_out(policy, case):
+    if carried_out(policy, case) != carried_out(policy, case):
         raise Broken("repeats", "two schedules differ")
 
 
@@ -272,7 +261,7 @@ class _Work:
                 raise Broken("placed", f"tenant {tenant} holds {gpus} GPUs of a quota of {quotas[tenant]}")
 
 
-def _carried_out(policy: Policy, case: PolicyCase) -> list[Done]:
+def carried_out(policy: Policy, case: PolicyCase) -> list[Done]:
     """Runs these jobs under the policy; returns all events until every job has ended."""
     work, asked = _Work(policy, case), case.jobs
     round_s, rounds = on_grid(policy.round_s), 0
