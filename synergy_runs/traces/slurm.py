@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,20 +57,49 @@ if TYPE_CHECKING:
     import pandas as pd
 
 NAME = "slurm"
-FORMAT = (
-    "JobID,JobName,User,Account,Partition,State,Submit,Eligible,Start,End,ElapsedRaw,TimelimitRaw,AllocTRES,ReqTRES,"
-    "NodeList"
-)
-SUMMARY = f"Slurm: sacct --allocations --duplicates --parsable2 --format {FORMAT}"
+
+
+class SacctColumn(NamedTuple):
+    """A column of sacct that is read."""
+
+    json: str = ""
+    """Where a job of `sacct --json` has its value, keys separated by /; "" for JobID and TRES, which are made of
+    several places, and for columns that it does not have."""
+    is_printed: bool = False
+    """Whether `FORMAT` names it. The others are read where a site prints them."""
+    is_required: bool = False
+    """Whether a log without it is refused."""
+
 
 TRES = ("ReqTRES", "AllocTRES")
 CPUS = ("ReqCPUS", "NCPUS", "AllocCPUS")
 NODES = ("NNodes", "ReqNodes", "AllocNodes")
-OPTIONAL = (
-    *("JobID", "JobIDRaw", "JobName", "User", "Account", "Partition", "Start", "End", "NodeList", "Cluster"),
-    *("Elapsed", "ElapsedRaw", "Timelimit", "TimelimitRaw", "Eligible", *TRES, *CPUS, *NODES, "ReqMem"),
-)
-COLUMNS = {name: Text(name) for name in ("State", "Submit")} | {name: Text(name, missing="") for name in OPTIONAL}
+SACCT = {
+    "JobID": SacctColumn(is_printed=True),
+    "JobIDRaw": SacctColumn(),
+    "JobName": SacctColumn("name", is_printed=True),
+    "User": SacctColumn("user", is_printed=True),
+    "Account": SacctColumn("account", is_printed=True),
+    "Partition": SacctColumn("partition", is_printed=True),
+    "State": SacctColumn("state/current", is_printed=True, is_required=True),
+    "Submit": SacctColumn("time/submission", is_printed=True, is_required=True),
+    "Eligible": SacctColumn("time/eligible", is_printed=True),
+    "Start": SacctColumn("time/start", is_printed=True),
+    "End": SacctColumn("time/end", is_printed=True),
+    "Elapsed": SacctColumn(),
+    "ElapsedRaw": SacctColumn("time/elapsed", is_printed=True),
+    "Timelimit": SacctColumn(),
+    "TimelimitRaw": SacctColumn("time/limit", is_printed=True),
+    "AllocTRES": SacctColumn(is_printed=True),
+    "ReqTRES": SacctColumn(is_printed=True),
+    "NodeList": SacctColumn("nodes", is_printed=True),
+    "Cluster": SacctColumn("cluster"),
+    **dict.fromkeys((*CPUS, *NODES, "ReqMem"), SacctColumn()),
+}
+"""Every column that is read, by its name."""
+FORMAT = ",".join(name for name, each in SACCT.items() if each.is_printed)
+SUMMARY = f"Slurm: sacct --allocations --duplicates --parsable2 --format {FORMAT}"
+COLUMNS = {name: Text(name, missing=None if each.is_required else "") for name, each in SACCT.items()}
 ANY_OF = (("JobID", "JobIDRaw"), ("AllocTRES", "ReqTRES"), ("ElapsedRaw", "Elapsed", "End"))
 """The header must have at least one column of each group."""
 
@@ -80,14 +109,6 @@ OTHER_END_STATES = {"REVOKED": "killed", "LAUNCH_FAILED": "failed", "RECONFIG_FA
 NO_LIMIT = frozenset({"unlimited", "partition_limit", "infinite", "invalid"})
 MAX_END_GAP_S = 1.0
 """Two ends of a job count as the same if they differ by at most this."""
-
-
-JSON = {
-    **{"JobName": "name", "User": "user", "Account": "account", "Partition": "partition", "NodeList": "nodes"},
-    **{"Submit": "time/submission", "Eligible": "time/eligible", "Start": "time/start", "End": "time/end"},
-    **{"ElapsedRaw": "time/elapsed", "TimelimitRaw": "time/limit", "State": "state/current", "Cluster": "cluster"},
-}
-"""Columns by their place in a job of `sacct --json`. JobID and the two TRES are made of several places."""
 
 
 def recognises(path: Path, head: str) -> bool:
@@ -144,7 +165,7 @@ def read(path: Path, rows: TraceRows) -> None:
         rows.notes.append("no JobID column: components of heterogeneous jobs count as jobs of their own; print it too")
 
 
-JSON_HEADER = ("JobID", *TRES, *JSON)
+JSON_HEADER = ("JobID", *TRES, *(name for name, each in SACCT.items() if each.json))
 
 
 def _json_rows(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
@@ -157,7 +178,7 @@ def _json_rows(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
             job_id = f"{gang}+{offset}"
         elif array.strip("0") and task:
             job_id = f"{array}_{task}"
-        values = [_json_text(job, place) for place in JSON.values()]
+        values = [_json_text(job, each.json) for each in SACCT.values() if each.json]
         yield line, [job_id, _json_tres(job, "requested"), _json_tres(job, "allocated"), *values]
 
 
