@@ -226,7 +226,7 @@ def run(chosen: argparse.Namespace) -> int:
         _print_plans(answer)
         if answer.constants:
             print(f"  {answer.constants}")
-        sentences = [*_safest(found, answer)]
+        sentences = [*_safest(found, answer), *_unsharded(answer)]
         if not len(answer.table):
             sentences += _leaner(found, answer)
             if "data" in query.fixed:
@@ -485,6 +485,18 @@ def _safest(found: Asked, answer: PlanAnswer) -> Iterator[str]:
     slower = float(every.step_time_s[row] / every.step_time_s[0]) - 1.0
     size = float(every.memory_bytes[row]) / GIB
     yield f"{every.plans.plan(row).describe()} surely fits: {size:.1f} GiB, {slower:.1%} slower than the fastest."
+
+
+def _unsharded(answer: PlanAnswer) -> Iterator[str]:
+    """Yields a sentence if plans have a single replica although the software always shards: there it holds all."""
+    plans, zeros = answer.table.plans, answer.software.zeros
+    lone = np.unique(plans.gpus[plans.data * plans.context == 1]).tolist()
+    if lone and 0 not in zeros:
+        stages, counts = (" or ".join(map(str, each)) for each in (zeros, lone))
+        yield (
+            f"{answer.software.name} shards over replicas (ZeRO {stages}): plans with one replica (gpus={counts}) hold "
+            "weights, gradients and optimizer whole."
+        )
 
 
 def counted(gpus: int) -> str:

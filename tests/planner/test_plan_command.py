@@ -123,6 +123,13 @@ def test_what_software_or_gpus_do_not_have_is_refused(capsys, settings, fact):
     assert fact in error
 
 
+@pytest.mark.parametrize(("software", "gpus", "is_said"), [("torchtitan", "1,2", True), ("deepspeed", "1", False)])
+def test_one_replica_of_software_that_always_shards_is_said_to_hold_whole_weights(capsys, software, gpus, is_said):
+    settings = "model=gpt-1.3b gpu=h100 tensor=1 pipeline=1 context=1 top=1"
+    _, printed, _ = asked(capsys, f"plan {settings} gpus={gpus} software={software}")
+    assert ("one replica (gpus=1)" in printed) == is_said
+
+
 def test_measured_plans_that_do_not_fit_with_gradients_in_fp32_fit_with_gradients_in_bf16(capsys, tmp_path):
     """DeepSeek-V3 on 1,024 H100 without recomputation; Megatron Core must then be told to reduce in 16 bits."""
     out = tmp_path / "arguments.txt"
