@@ -21,7 +21,7 @@ from scipy.optimize import least_squares
 from fits import GPU_TYPE, LARGEST, MEASURED, Made, bands, constants_file, scored, told
 from synergy_core.commands._scoring import SPREAD, UPPER_BOUNDS, soft_l1
 from synergy_core.commands.measurements import read
-from synergy_core.commands.measurements.best_plans import Candidates, candidates
+from synergy_core.commands.measurements.best_plans import CandidatePlans, candidates
 from synergy_core.performance.catalog import gpu_sheets
 from synergy_core.performance.planner.bands import family_name
 from synergy_core.performance.planner.machine import Constants, software_named, transferred
@@ -56,7 +56,7 @@ Fit = tuple[Constants, float]
 """Constants, and the exponent of what the search loses."""
 
 
-def predicted(groups: Sequence[Candidates], found: Fit, count: int, source: str = "") -> Floats:
+def predicted(groups: Sequence[CandidatePlans], found: Fit, count: int, source: str = "") -> Floats:
     """(count,): seconds of every row of the groups, NaN for others. source: the GPU type the constants are from."""
     result = np.full(count, np.nan)
     for each in groups:
@@ -67,7 +67,7 @@ def predicted(groups: Sequence[Candidates], found: Fit, count: int, source: str 
     return result
 
 
-def fitted(groups: Sequence[Candidates], names: Sequence[str], measured: Floats, keep: Bools) -> Fit:
+def fitted(groups: Sequence[CandidatePlans], names: Sequence[str], measured: Floats, keep: Bools) -> Fit:
     """Robust least squares of log(predicted ÷ measured) over the rows that are kept."""
     used = [each for each in groups if keep[each.rows].any()]
     rows = np.flatnonzero(keep & np.isfinite(predicted(used, (XLA, LOSS), len(measured))))
@@ -87,7 +87,7 @@ def fitted(groups: Sequence[Candidates], names: Sequence[str], measured: Floats,
     return of(least_squares(costs, centre, bounds=(low, high), diff_step=1e-2, max_nfev=12).x)
 
 
-def held_out(software: str, groups: Sequence[Candidates], rows: pd.DataFrame) -> tuple[Fit, pd.DataFrame]:
+def held_out(software: str, groups: Sequence[CandidatePlans], rows: pd.DataFrame) -> tuple[Fit, pd.DataFrame]:
     """The fit to all rows, and rows as predicted by it and by fits that did not see them; columns as in `bands`."""
     measured, names = rows["time_s"].to_numpy(), FITTED[software]
     inside = np.isin(np.arange(len(rows)), np.concatenate([each.rows for each in groups]))
