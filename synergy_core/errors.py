@@ -50,7 +50,7 @@ def _similarity(one: str, other: str) -> float:
 
 
 def unknown(
-    kind: str,
+    what: str,
     got: str,
     known: Iterable[str],
     *,
@@ -60,7 +60,7 @@ def unknown(
 ) -> InputError:
     """The error for a name that is not among `known`; it suggests the most similar known name.
 
-    kind: what the name stands for ("policy", "key"). hint: a further sentence, such as how to add a policy. least: the
+    what: what the name stands for ("policy", "key"). hint: a further sentence, such as how to add a policy. least: the
     similarity from which a name is suggested. alike: a condition on the name and a suggested one, both in lower case.
     """
     names = sorted(known)
@@ -70,4 +70,4 @@ def unknown(
     guess = f" Did you mean '{by_lower_case[near[0]]}'?" if near else ""
     tail = f" {hint}" if hint else ""
     more = f" and {len(names) - MAX_NAMES:,} more" if len(names) > MAX_NAMES else ""
-    return InputError(f"unknown {kind} '{got}'.{guess} Known: {', '.join(names[:MAX_NAMES]) or 'none'}{more}.{tail}")
+    return InputError(f"unknown {what} '{got}'.{guess} Known: {', '.join(names[:MAX_NAMES]) or 'none'}{more}.{tail}")

@@ -273,7 +273,7 @@ def job_of(values: Any, source: str) -> JobFile:
     """Makes a job from plain values. source: for error messages. Raises InputError."""
     try:
         if not isinstance(values, Mapping):
-            raise InputError(f"expected a mapping with {', '.join(_REQUIRED)}; got {_kind(values)}.")
+            raise InputError(f"expected a mapping with {', '.join(_REQUIRED)}; got {_type_name(values)}.")
         _check_plain(values)
         given = {str(name): value for name, value in values.items()}
         if "gpus" in given:
@@ -290,7 +290,7 @@ def job_of(values: Any, source: str) -> JobFile:
     return job
 
 
-def _kind(value: Any) -> str:
+def _type_name(value: Any) -> str:
     return "nothing" if value is None else f"a {type(value).__name__}"
 
 
@@ -343,7 +343,7 @@ def _check_plain(values: Any) -> None:
                 raise InputError(f"{value} is in it; expected finite numbers.")
             if not isinstance(value, Mapping | list | str | int | float | NoneType):
                 raise InputError(
-                    f"{typed(value)} is {_kind(value)}; expected texts, numbers, true, false, "
+                    f"{typed(value)} is {_type_name(value)}; expected texts, numbers, true, false, "
                     "null, lists and mappings. Write it in quotes, as a text."
                 )
         level = [each for value in level if isinstance(value, Mapping | list) for each in _inside(value)]

@@ -297,9 +297,9 @@ def recorded(path: Path) -> pd.DataFrame:
         on_bad_lines="skip",
         keep_default_na=False,
     )
-    numbers = [name for name, kind in columns.items() if kind is not str]
+    numbers = [name for name, column_type in columns.items() if column_type is not str]
     rows[numbers] = rows[numbers].apply(pd.to_numeric, errors="coerce")  # a loss may be NaN
-    rows = rows.dropna(subset=[name for name, kind in columns.items() if kind is int]).astype(columns)
+    rows = rows.dropna(subset=[name for name, column_type in columns.items() if column_type is int]).astype(columns)
     key = [name for name in ("step", "metric") if name in columns]
     return rows.sort_values("run", kind="stable").drop_duplicates(key, keep="last").sort_values("step", kind="stable")
 

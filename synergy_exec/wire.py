@@ -19,7 +19,7 @@ from synergy_core.scheduling.jobs.cluster import Share
 from synergy_exec.job_file import JobFile
 from synergy_exec.messages import Message, OfCause, OfProgress, OfRun
 
-KINDS = {each.__name__: each for base in (Message, OfRun, OfCause, OfProgress) for each in base.__subclasses__()}
+MESSAGES = {each.__name__: each for base in (Message, OfRun, OfCause, OfProgress) for each in base.__subclasses__()}
 
 
 def encode(message: Message) -> str:
@@ -31,7 +31,7 @@ def decode(text: str | bytes) -> Message:
     """The message in a line of JSON. Raises InputError for anything else."""
     try:
         values = json.loads(text)
-        kind = KINDS[values.pop("kind")]
+        message_class = MESSAGES[values.pop("kind")]
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise InputError(f"not a message: {text[:100]!r} ({type(error).__name__})") from None
     try:
@@ -41,9 +41,9 @@ def decode(text: str | bytes) -> Message:
             values["plan"] = Plan(**values["plan"])
         if values.get("share") is not None:
             values["share"] = Share(*map(float, values["share"]))
-        return kind(**values)
+        return message_class(**values)
     except (TypeError, ValueError) as error:
-        raise InputError(f"{kind.__name__}: {error}") from None
+        raise InputError(f"{message_class.__name__}: {error}") from None
 
 
 # Receives messages over a websocket until the other end is gone.

@@ -184,25 +184,25 @@ def model_from_config(path: Path, seq_len: int | None = None, image_tokens: int 
     whole = config.get("model_type") if isinstance(config, dict) else None
     if not isinstance(whole, str):
         raise InputError(f"{path}: has no model_type; expected a config.json of Hugging Face transformers.")
-    kind, notes = whole, []
+    model_type, notes = whole, []
     text = config.get("text_config")
     if isinstance(text, dict):
-        kind = str(text.get("model_type", whole))
+        model_type = str(text.get("model_type", whole))
         config = {**config, **text}
     if image_tokens is None and ("vision_config" in config or "audio_config" in config):
         notes.append(
             f"only the language model of this {whole} is planned; its encoders of images or sound are left out"
         )
     _check_modelled(config, path)
-    kind = kind if kind in model_types() else kind.removesuffix("_text")
-    if kind not in model_types():
+    model_type = model_type if model_type in model_types() else model_type.removesuffix("_text")
+    if model_type not in model_types():
         hint = (
             "Describe it by hand instead: model=mine.yaml, in the form of synergy_core/performance/catalog/"
-            f"architectures/, or synergy_core/performance/catalog/huggingface/{kind}.yaml."
+            f"architectures/, or synergy_core/performance/catalog/huggingface/{model_type}.yaml."
         )
         # No name is suggested: a model_type is written by a program, and another one is another model.
-        raise unknown(f"model_type in {path}:", kind, model_types(), hint=hint, alike=lambda *_: False)
-    form = read_yaml(CATALOG / "huggingface" / f"{kind}.yaml")
+        raise unknown(f"model_type in {path}:", model_type, model_types(), hint=hint, alike=lambda *_: False)
+    form = read_yaml(CATALOG / "huggingface" / f"{model_type}.yaml")
     for key, value in form.get("only", {}).items():
         if config.get(key) is not None and config[key] != value:
             raise InputError(f"{path}: {key}: {config[key]} is not modelled, only {json.dumps(value)} is.")
@@ -226,7 +226,9 @@ def model_from_config(path: Path, seq_len: int | None = None, image_tokens: int 
     tower: dict[str, Architecture] = {}
     if image_tokens is not None:
         if not (vision := config.get("vision_config")) or "tower" not in form:
-            raise InputError(f"{path}: image_tokens={image_tokens}: no vision tower of {kind} is known; leave it out.")
+            raise InputError(
+                f"{path}: image_tokens={image_tokens}: no vision tower of {model_type} is known; leave it out."
+            )
         sizes = form["tower"]["always"] | _sizes(vision, form["tower"], path) | {"seq_len": image_tokens}
         tower["tower"] = filled(family_named("transformer").Architecture, sizes, path)
         notes.append(f"the frozen vision tower reads {image_tokens:,} patches a sample; its projector is left out")

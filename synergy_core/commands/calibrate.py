@@ -109,8 +109,8 @@ def _print(name: str, profile: ObservedSteps, entry: dict[str, Any], best: Calib
         for name, value, sd in constants
     ]
     print(table(("constant", best.form.name, "± (1 sd)", "pollux"), rows))
-    for form, kind in ((best.form.name, "calibrated"), ("pollux", "pollux")):
-        error = entry[kind]["error"]
+    for form, key_of_form in ((best.form.name, "calibrated"), ("pollux", "pollux")):
+        error = entry[key_of_form]["error"]
         shown = ", ".join(f"{label} {error[key]:.1%}" for label, key in _ERRORS.items())
         print(f"  {form} form: {shown} of {error['n']} rows")
     batch = float(np.median(np.asarray(profile.local_batch, dtype=float)))

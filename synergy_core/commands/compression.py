@@ -308,14 +308,14 @@ def compression_map(title: str, found: Sweep) -> str:
     compressor's scheme; a darker shade is a larger gain.
     """
 
-    def kind(best: Best) -> str:
+    def scheme_of(best: Best) -> str:
         """The compressor's name with N in place of its number."""
         return re.sub(r"[\d.]+$", "N", best.plan.compressor)
 
     noises = (found.noise_scale * np.geomspace(0.01, 100.0, NOISES)).tolist()
     cells = [[found.best(rate, noise) for rate in found.found] for noise in noises]
-    kinds = sorted({kind(each) for row in cells for each in row} - {NO_COMPRESSOR})
-    colours = {NO_COMPRESSOR: GREY, **dict(zip(kinds, cycle(COLOURS), strict=False))}
+    schemes = sorted({scheme_of(each) for row in cells for each in row} - {NO_COMPRESSOR})
+    colours = {NO_COMPRESSOR: GREY, **dict(zip(schemes, cycle(COLOURS), strict=False))}
     width = (WIDTH - LEFT - 30) / len(found.found)
     bottom = TOP + ROW * NOISES
     body = [
@@ -331,7 +331,7 @@ def compression_map(title: str, found: Sweep) -> str:
             opacity = min(1.0, 0.35 + each.gain) if each.gain else 1.0
             tip = escape(f"{each.plan.describe()}: batch {each.plan.global_batch}, {each.gain:+.1%}")
             body.append(
-                f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.2f}" height="{ROW}" fill="{colours[kind(each)]}" '
+                f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.2f}" height="{ROW}" fill="{colours[scheme_of(each)]}" '
                 f'fill-opacity="{opacity:.2f}" stroke="white"><title>{tip}</title></rect>'
             )
             if each.gain and width >= MIN_LABEL_WIDTH:

@@ -64,11 +64,11 @@ def checked_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     if name not in backend_names():
         raise unknown("backend", name, backend_names(), hint="A file in synergy_exec/backends/ adds one.")
     make = importlib.import_module(f"{__name__}.{name}").backend
-    kinds = typing.get_type_hints(make)
+    hints = typing.get_type_hints(make)
     known = inspect.signature(make).parameters
     for option in options:
         if option not in known:
             raise unknown(f"option of backend {name}", option, known)
     return {
-        option: cast(value, kinds.get(option, Any), f"backend.options.{option}") for option, value in options.items()
+        option: cast(value, hints.get(option, Any), f"backend.options.{option}") for option, value in options.items()
     }

@@ -63,25 +63,25 @@ def backend(
 def bundles_of(there: Sequence[Mapping[str, Any]], nodes: int | None, slots: int | None) -> list[dict[str, float]]:
     """The resources to reserve on each node, most slots first. there: Ray's list of nodes. Raises InputError."""
     alive = [each["Resources"] for each in there if each["Alive"]]
-    kind = "GPU" if any(resources.get("GPU", 0) >= 1 for resources in alive) else "CPU"
+    resource = "GPU" if any(resources.get("GPU", 0) >= 1 for resources in alive) else "CPU"
     bundles = []
     for resources in alive:
-        most = int(resources.get(kind, 0))
+        most = int(resources.get(resource, 0))
         if most < (slots or 1):
             continue
-        bundle = {kind: float(slots or most)}
-        if kind == "GPU":
+        bundle = {resource: float(slots or most)}
+        if resource == "GPU":
             if cpus := min(bundle["GPU"], int(resources.get("CPU", 0))):
                 bundle["CPU"] = float(cpus)
             bundle |= {name: _A_BIT for name in resources if name.startswith(_TYPE)}
         bundles.append(bundle)
     if len(bundles) < (nodes or 1):
-        has = ", ".join(str(int(resources.get(kind, 0))) for resources in alive)
+        has = ", ".join(str(int(resources.get(resource, 0))) for resources in alive)
         raise InputError(
-            f"backend ray: {len(bundles)} nodes have {slots or 1} {kind}s or more, {nodes or 1} are asked for; "
+            f"backend ray: {len(bundles)} nodes have {slots or 1} {resource}s or more, {nodes or 1} are asked for; "
             f"the cluster's nodes have {has or 'nothing'}. Change backend.options.nodes or .slots."
         )
-    return sorted(bundles, key=lambda bundle: -bundle[kind])[:nodes]
+    return sorted(bundles, key=lambda bundle: -bundle[resource])[:nodes]
 
 
 def _reserve(bundles: list[dict[str, float]], patience_s: float) -> tuple[Any, list[AgentPlace]]:
@@ -160,13 +160,13 @@ class RayNodes:
         if node in self._actors:  # otherwise the old actor would hold the resources that the new one needs
             ray.kill(self._actors[node])
         bundle = self._group.bundle_specs[node]
-        kind = ray.remote(Supervisor).options(
+        actor_class = ray.remote(Supervisor).options(
             num_cpus=bundle.get("CPU", 0),
             num_gpus=bundle.get("GPU", 0),
             max_restarts=0,
             scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, node),
         )
-        actor: Any = kind.remote(node, self.places[node], str(_agents.log_of(node, meeting)))
+        actor: Any = actor_class.remote(node, self.places[node], str(_agents.log_of(node, meeting)))
         self._actors[node] = actor
         self._ready[node] = actor.ready.remote()
         self._ends[node] = actor.run.remote(meeting.url, meeting.token)

@@ -83,8 +83,10 @@ def _gpus_on(host: str, gpus: Mapping[str, tuple[str, int]], gpu_type: str | Non
 
 def _with_slots(place: AgentPlace, slots: int | None) -> AgentPlace:
     if slots is not None and slots > place.slots:
-        kind = "CPUs" if place.gpu_type == "cpu" else "GPUs"
-        raise InputError(f"backend slurm: slots={slots}, but {place.host} has {place.slots} {kind} in this allocation.")
+        units = "CPUs" if place.gpu_type == "cpu" else "GPUs"
+        raise InputError(
+            f"backend slurm: slots={slots}, but {place.host} has {place.slots} {units} in this allocation."
+        )
     return AgentPlace(place.host, slots or place.slots, place.gpu_type)
 
 

@@ -70,7 +70,7 @@ class Aside:
         quotas = dict(whole.virtual_clusters)
         while sum(quotas.values()) > sum(whole.node_type_of[node].gpus_per_node for node in left):
             quotas[max(quotas, key=lambda name: quotas[name])] -= 1
-        node_types = tuple(replace(kind, nodes=nodes) for kind, nodes in types.items())
+        node_types = tuple(replace(node_type, nodes=nodes) for node_type, nodes in types.items())
         self.cluster = replace(whole, node_types=node_types, virtual_clusters=quotas)
         self._numbers = left
 

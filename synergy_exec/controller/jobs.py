@@ -98,8 +98,8 @@ class ModelExchanges:
         if application not in self._made:
             sizes = LayerSizes.of_shapes([(rows, columns) for _, rows, columns in layers])
             codecs = {
-                kind: {scheme: CodecSpeed(*map(float, each)) for scheme, each in speeds.items()}
-                for kind, speeds in self._codecs.items()
+                gpu_type: {scheme: CodecSpeed(*map(float, each)) for scheme, each in speeds.items()}
+                for gpu_type, speeds in self._codecs.items()
             }
             exchange = exchange_of(sizes, self._mode, self._compressor, codecs=codecs)
             assert exchange is not None

@@ -151,9 +151,9 @@ class Journal:
             with contextlib.suppress(sqlite3.Error):
                 self._connection.execute("ROLLBACK")
             no_room = getattr(error, "sqlite_errorcode", 0) & 0xFF in _NO_ROOM
-            kind = NoRoomError if no_room else InputError
+            error_class = NoRoomError if no_room else InputError
             why = f"{os.strerror(errno.ENOSPC)} ({error}). Free some space." if no_room else f"{error}."
-            raise kind(f"the journal {self.path} cannot be written: {why}") from error
+            raise error_class(f"the journal {self.path} cannot be written: {why}") from error
 
     @contextlib.contextmanager
     def request(self) -> Iterator[None]:
@@ -211,8 +211,8 @@ class Journal:
     def _insert(self, table: str, row: Mapping[str, Any], *, replace: bool = False) -> None:
         values = [json.dumps(value) if name in _JSON else value for name, value in row.items()]
         marks = ", ".join("?" * len(values))
-        kind = "INSERT OR REPLACE" if replace else "INSERT OR IGNORE" if table == "observations" else "INSERT"
-        self._write(f"{kind} INTO {table} ({', '.join(row)}) VALUES ({marks})", *values)
+        statement = "INSERT OR REPLACE" if replace else "INSERT OR IGNORE" if table == "observations" else "INSERT"
+        self._write(f"{statement} INTO {table} ({', '.join(row)}) VALUES ({marks})", *values)
 
     def set_meta(self, name: str, value: Any) -> None:
         self._insert("meta", {"name": name, "value": value}, replace=True)

@@ -119,17 +119,17 @@ class Selection:
 
     def predicted(self) -> list[tuple[Plan, float]]:
         """For each number of slots and batch without a measurement: the plan with the fastest prediction, and its step
-        time. A plan whose `kind_of` was never measured is used only if no other fits: its prediction is too fast.
+        time. A plan whose `splits_of` was never measured is used only if no other fits: its prediction is too fast.
         """
         if self._times is None:
             return []
-        kinds = {kind_of(plan) for plan in self._seen}
+        measured = {splits_of(plan) for plan in self._seen}
         found: dict[tuple[int, int], tuple[bool, float, Plan]] = {}
         for plan in self.plans:
             key, degrees = (plan.gpus, plan.global_batch), degrees_of(plan)
             if key in self._best or degrees in self._failed or self._does_not_fit(plan):
                 continue
-            unseen = kind_of(plan) not in kinds and degrees not in self._fallbacks
+            unseen = splits_of(plan) not in measured and degrees not in self._fallbacks
             ranked = unseen, self._step_s(plan), plan
             if key not in found or ranked[:2] < found[key][:2]:
                 found[key] = ranked
@@ -152,7 +152,7 @@ class Selection:
         return any(_parts(each) == _parts(plan) and each.micro_batch <= plan.micro_batch for each in self._too_large)
 
 
-def kind_of(plan: Plan) -> tuple[bool, ...]:
+def splits_of(plan: Plan) -> tuple[bool, ...]:
     """Whether a plan uses ZeRO, tensor parallelism, pipeline stages, and interleaved stages."""
     return plan.zero > 0, plan.tensor > 1, plan.pipeline > 1, plan.interleave > 1
 

@@ -203,8 +203,8 @@ def _tensors(state: State, *, trained: bool) -> dict[str, Tensor]:
     tensors |= {f"{_HELD}{name}": each for name, each in state.held.items()}
     for name, each in tensors.items():
         if not isinstance(each, Tensor) or each.layout != torch.strided:
-            kind = f"tensor of layout {each.layout}" if isinstance(each, Tensor) else type(each).__name__
-            raise InputError(f"{name} is a {kind}; checkpoints hold dense tensors and numbers.")
+            described = f"tensor of layout {each.layout}" if isinstance(each, Tensor) else type(each).__name__
+            raise InputError(f"{name} is a {described}; checkpoints hold dense tensors and numbers.")
     for optimizer in state.optimizers:
         # A checkpoint names state after parameters, as KEY.PARAMETER.
         keys = [key for key in optimizer.state if not isinstance(key, Tensor)]

@@ -28,31 +28,31 @@ def load_job(job_class: str, arguments: Mapping[str, Any], code: Path | None = N
     """
     place, _, name = job_class.rpartition(":")
     module = _file(Path(place), code) if place.endswith(".py") else _module(place)
-    kind = _class(module, name, job_class)
-    signature = inspect.signature(kind)
+    found_class = _class(module, name, job_class)
+    signature = inspect.signature(found_class)
     try:
         signature.bind(**arguments)
     except TypeError as error:
         raise InputError(f"{job_class}: {error}; its arguments are {signature}.") from None
-    job = kind(**arguments)
+    job = found_class(**arguments)
     assert isinstance(job, TrainingJob)
     return job
 
 
 def _class(module: ModuleType, name: str, job_class: str) -> type:
-    kinds = {
+    job_classes = {
         key: each
         for key, each in vars(module).items()
         if isinstance(each, type) and issubclass(each, TrainingJob) and not inspect.isabstract(each)
     }
-    if name in kinds:
-        return kinds[name]
+    if name in job_classes:
+        return job_classes[name]
     found = getattr(module, name, None)
     if isinstance(found, type) and issubclass(found, TrainingJob):
         raise InputError(f"{job_class} lacks {', '.join(sorted(found.__abstractmethods__))}; write them.")
     if found is not None:
         raise InputError(f"{job_class} is no TrainingJob; derive it from synergy_exec.training.job.TrainingJob.")
-    raise unknown("class", name, kinds, hint=f"These are the jobs in {module.__name__}.")
+    raise unknown("class", name, job_classes, hint=f"These are the jobs in {module.__name__}.")
 
 
 def _module(name: str) -> ModuleType:

@@ -127,8 +127,8 @@ def split(model: nn.Module, plan: Mapping[str, Split], mesh: DeviceMesh) -> None
     The output of a column layer stays split, as input of a row layer; that of a row layer or an embedding is whole.
     """
     styles = {
-        name: _style(module, kind)
-        for pattern, kind in plan.items()
+        name: _style(module, split)
+        for pattern, split in plan.items()
         for name in matching(model, pattern)
         # A pipeline stage keeps the modules of other stages without their weights.
         if (module := model.get_submodule(name)).weight is not None
@@ -136,12 +136,12 @@ def split(model: nn.Module, plan: Mapping[str, Split], mesh: DeviceMesh) -> None
     parallelize_module(model, mesh, styles)
 
 
-def _style(module: nn.Module, kind: Split) -> ParallelStyle:
+def _style(module: nn.Module, split: Split) -> ParallelStyle:
     if isinstance(module, nn.Embedding):
-        if kind == "row":
+        if split == "row":
             return RowwiseParallel(input_layouts=Replicate())
         return ColwiseParallel(output_layouts=Replicate())
-    return ColwiseParallel() if kind == "column" else RowwiseParallel()
+    return ColwiseParallel() if split == "column" else RowwiseParallel()
 
 
 def obstacle(model: nn.Module, plan: Mapping[str, Split], degree: int, sample: Tree) -> str | None:
@@ -152,23 +152,23 @@ def obstacle(model: nn.Module, plan: Mapping[str, Split], degree: int, sample: T
     """
     if not plan:
         return "the job has no tensor_plan: name the layers to split, or take tensor 1"
-    for pattern, kind in plan.items():
-        if kind not in ("column", "row"):
-            return f"tensor_plan['{pattern}'] is '{kind}'; write 'column' or 'row'"
+    for pattern, split in plan.items():
+        if split not in ("column", "row"):
+            return f"tensor_plan['{pattern}'] is '{split}'; write 'column' or 'row'"
         names = matching(model, pattern)
         if not names:
             return f"tensor_plan's '{pattern}' matches no module of the model; correct its name"
         for name in names:
-            if reason := _indivisible(name, model.get_submodule(name), kind, degree):
+            if reason := _indivisible(name, model.get_submodule(name), split, degree):
                 return reason
     return _misfit(model, plan, degree, sample)
 
 
-def _indivisible(name: str, module: nn.Module, kind: Split, degree: int) -> str | None:
+def _indivisible(name: str, module: nn.Module, split: Split, degree: int) -> str | None:
     if isinstance(module, nn.Linear):
-        field = "out_features" if kind == "column" else "in_features"
+        field = "out_features" if split == "column" else "in_features"
     elif isinstance(module, nn.Embedding):
-        field = "embedding_dim" if kind == "column" else "num_embeddings"
+        field = "embedding_dim" if split == "column" else "num_embeddings"
     else:
         return f"tensor_plan names {name}, a {type(module).__name__}; only Linear and Embedding can be split"
     if "weight" not in module._parameters:
@@ -186,11 +186,11 @@ def _misfit(model: nn.Module, plan: Mapping[str, Split], degree: int, sample: Tr
             whole = trees.shapes(trees.called(model, sample))
         except RuntimeError as error:
             return f"the model's forward fails without gradients ({_first_line(error)}); take tensor 1"
-        for pattern, kind in plan.items():
+        for pattern, split in plan.items():
             for name in matching(model, pattern):
                 module = model.get_submodule(name)
                 if isinstance(module, nn.Linear):
-                    _shrink(module, kind, degree)
+                    _shrink(module, split, degree)
         try:
             parted = trees.shapes(trees.called(model, sample))
         except (RuntimeError, ValueError) as error:
@@ -207,8 +207,8 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0]
 
 
-def _shrink(module: nn.Linear, kind: Split, degree: int) -> None:
-    if kind == "column":
+def _shrink(module: nn.Linear, split: Split, degree: int) -> None:
+    if split == "column":
         module.weight = nn.Parameter(module.weight[: module.out_features // degree])
         if module.bias is not None:
             module.bias = nn.Parameter(module.bias[: module.out_features // degree])

@@ -84,15 +84,15 @@ class Ranks:
         return self.together(lambda: function() if self.rank == 0 else None)[0]
 
 
-def _name(kind: type) -> str:
-    return kind.__name__ if kind.__module__ == builtins.__name__ else f"{kind.__module__}.{kind.__qualname__}"
+def _name(error: type) -> str:
+    return error.__name__ if error.__module__ == builtins.__name__ else f"{error.__module__}.{error.__qualname__}"
 
 
 def _as_told(name: str, text: str) -> Exception:
     """Another rank's error as an exception: of the same class if that is Python's or Synergy's, or a RuntimeError."""
     module, _, own = name.rpartition(".")
     if not module or module.startswith(("synergy_exec.", "synergy_core.")):
-        kind = getattr(sys.modules.get(module or builtins.__name__), own, None)
-        if isinstance(kind, type) and issubclass(kind, Exception):
-            return kind(text)
+        error_class = getattr(sys.modules.get(module or builtins.__name__), own, None)
+        if isinstance(error_class, type) and issubclass(error_class, Exception):
+            return error_class(text)
     return RuntimeError(f"{own}: {text}")

@@ -45,8 +45,8 @@ def talk_over(interface: str | None, store_host: str) -> None:
 def interface_to(host: str) -> str:
     """The interface by which this machine reaches a host; "" if unknown."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, 1, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind, protocol) as asking:
+        family, socket_type, protocol, _, address = socket.getaddrinfo(host, 1, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket_type, protocol) as asking:
             asking.connect(address)  # sends nothing: the kernel only looks up the route
             own = ipaddress.ip_address(str(asking.getsockname()[0]).partition("%")[0])
     except OSError:

@@ -115,11 +115,11 @@ def _raised_here(error: BaseException) -> bool:
 
 def sentence(rank: int, doing: str, error: BaseException) -> str:
     """One line of bounded length: which rank failed, what it was doing, and the error."""
-    kind = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
+    error_class = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
     text = " ".join(str(error).split()) or "no message"
     if len(text) > _LONGEST:
         text = f"{text[:_LONGEST]}…"
-    return f"rank {rank}, {doing}: {kind}{text}"
+    return f"rank {rank}, {doing}: {error_class}{text}"
 
 
 def run(start: Start, descriptors: Descriptors) -> int:

@@ -103,8 +103,8 @@ def work(start: Start, descriptors: Descriptors) -> NoReturn:
             # All ranks print into one file. Each line is written at once, even with PYTHONUNBUFFERED, so none is torn.
             stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
         _limit_memory(start.launch)
-        kind = "script" if start.launch.file.command else "rank"
-        code = importlib.import_module(f"synergy_exec.worker.{kind}").run(start, descriptors)
+        module = "script" if start.launch.file.command else "rank"
+        code = importlib.import_module(f"synergy_exec.worker.{module}").run(start, descriptors)
     except BaseException:
         traceback.print_exc()
     finally:

@@ -59,28 +59,28 @@ _SPECIAL = re.compile(r"([\\()\[\]{}:=, \t])")
 NULL = "null"
 
 
-def as_hydra(name: str, kind: Any, text: str, *, sweep: bool) -> str:
+def as_hydra(name: str, wanted: Any, text: str, *, sweep: bool) -> str:
     """Translates the value typed after `name=` to Hydra's grammar.
 
     The value of a text key is taken literally, so a path needs no quotes except the shell's. Other values may be
-    written as in YAML. kind: the key's type. sweep: whether commas separate the values of a sweep. Raises InputError if
-    the value does not have the key's type, and for several values outside a sweep.
+    written as in YAML. wanted: the key's type. sweep: whether commas separate the values of a sweep. Raises InputError
+    if the value does not have the key's type, and for several values outside a sweep.
     """
     if text == NULL or _QUOTED.fullmatch(text):
         return text
-    is_list_of_text = typing.get_origin(kind) is list and _is_text(typing.get_args(kind)[0])
-    if _is_text(kind) or (is_list_of_text and not text.startswith("[")):
+    is_list_of_text = typing.get_origin(wanted) is list and _is_text(typing.get_args(wanted)[0])
+    if _is_text(wanted) or (is_list_of_text and not text.startswith("[")):
         if not sweep:
             return _quoted(text)
         return text if _SWEPT.fullmatch(text) else ",".join(_quoted(each) for each in text.split(","))
     if _PLAIN.fullmatch(text) or not text:
         return text
-    return _non_text(name, kind, text, sweep=sweep)
+    return _non_text(name, wanted, text, sweep=sweep)
 
 
-def _is_text(kind: Any) -> bool:
+def _is_text(wanted: Any) -> bool:
     """Whether a setting's type allows only text and null."""
-    return all(each in (str, Path) or typing.get_origin(each) is typing.Literal for each in alternatives(kind))
+    return all(each in (str, Path) or typing.get_origin(each) is typing.Literal for each in alternatives(wanted))
 
 
 def _quoted(text: str) -> str:
@@ -96,7 +96,7 @@ def _quoted(text: str) -> str:
     return "'" + text + "\\" * ending + "'"
 
 
-def _non_text(name: str, kind: Any, text: str, *, sweep: bool) -> str:
+def _non_text(name: str, wanted: Any, text: str, *, sweep: bool) -> str:
     """Translates a number, a list or a mapping to Hydra's grammar, and the value of a key that accepts any type."""
     import yaml  # type: ignore[import-untyped]
     from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -111,10 +111,10 @@ def _non_text(name: str, kind: Any, text: str, *, sweep: bool) -> str:
                 return _hydra_text(yaml.safe_load(text))
     if "${" not in text and several is not None and (sweep or not several):
         return text
-    if kind is Any and "${" not in text:
+    if wanted is Any and "${" not in text:
         return _quoted(text)
     got, hint = ("got several values, ", "; -m tries one after another") if several else ("", "")
-    raise InputError(f"{name}={text}: {got}expected {expected(kind)}{hint}.")
+    raise InputError(f"{name}={text}: {got}expected {expected(wanted)}{hint}.")
 
 
 def _hydra_text(value: Any) -> str:
@@ -214,13 +214,13 @@ def _no_option(argument: str, program: Program) -> InputError:
 
 
 def _no_key(argument: str, program: Program) -> InputError:
-    name, kinds = argument.lstrip("~+"), {each.name: each.kind for each in keys(program.settings)}
-    if argument.startswith("~") and name in kinds:
-        null = f"; type {name}=null instead" if type(None) in typing.get_args(kinds[name]) else ""
+    name, types_of = argument.lstrip("~+"), {each.name: each.type for each in keys(program.settings)}
+    if argument.startswith("~") and name in types_of:
+        null = f"; type {name}=null instead" if type(None) in typing.get_args(types_of[name]) else ""
         return InputError(f"{argument}: a key cannot be removed{null}.")
     if name in options("trace"):
         return InputError(f"{argument!r}: expected key=value. Type +trace={name}.")
-    if name in program.groups or name in kinds:
+    if name in program.groups or name in types_of:
         return InputError(f"{argument!r}: expected key=value, without blanks. Type {name}=VALUE.")
     return InputError(f"{argument!r}: expected key=value, such as +trace={program.example} or results_dir=DIR.")
 
@@ -238,15 +238,15 @@ def _override(match: re.Match[str], program: Program, multirun: bool) -> str:
                 hint = "A job log of your own: +trace=file trace.path=FILE." if name == "trace" else ""
                 raise unknown(name, choice, options(name), hint=hint)
         return f"+trace={value}" if name == "trace" else match.group(0).lstrip("+")
-    known, kind = [each.name for each in keys(program.settings)], reduce(inside, name.split("."), program.settings)
-    if kind is None:
+    known, wanted = [each.name for each in keys(program.settings)], reduce(inside, name.split("."), program.settings)
+    if wanted is None:
         # The message lists the keys of the same section and the most similar key of any section.
         siblings = [each for each in known if each.rpartition(".")[0] == name.rpartition(".")[0]]
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
         raise unknown("key", name, {*siblings, *near}, hint=f"See python -m {program.name} --help.")
     if name == "policy":
         return f"{name}={_policies(value, multirun=multirun)}"
-    value = as_hydra(name, kind, value, sweep=multirun)
+    value = as_hydra(name, wanted, value, sweep=multirun)
     # Without ++, Hydra refuses to add elements to an empty mapping, or to a list that may be missing.
     replaces = name in known and ".0." not in name and not value.startswith("{")
     return f"{'' if replaces else '++'}{name}={value}"
@@ -375,10 +375,10 @@ def key_table(program: Program, *, without: str = "-") -> str:
     for each in keys(program.settings):
         if each.name.startswith(without):
             continue
-        takes = expected(each.kind, each.bounds)
+        takes = expected(each.type, each.bounds)
         if each.name in program.groups:
             takes = ", ".join(options(each.name))
-        elif any(map(is_dataclass, alternatives(each.kind))):
+        elif any(map(is_dataclass, alternatives(each.type))):
             takes = "its keys below"
         default = defaults.get(each.name)
         shown = "" if default is None else f"`{default}`" if default else "none"
@@ -421,7 +421,7 @@ def completion(program: Program, option: str) -> str:
             default = defaults.get(each.name, "")
             usual = [default] if default and not set(default) & set(" '[{") else []
             policies = policy_names() if each.name == "policy" else ()
-            words[each.name] = list(dict.fromkeys([*policies, *_words(each.kind), *usual]))
+            words[each.name] = list(dict.fromkeys([*policies, *_words(each.type), *usual]))
     return SCRIPT.format(
         name=program.name,
         shell=shell,
@@ -431,10 +431,10 @@ def completion(program: Program, option: str) -> str:
     )
 
 
-def _words(kind: Any) -> list[str]:
+def _words(wanted: Any) -> list[str]:
     """The words that the shell can complete for a key of this type: literals, true, false and null."""
-    words = [NULL] * (type(None) in typing.get_args(kind))
-    for each in alternatives(kind):
+    words = [NULL] * (type(None) in typing.get_args(wanted))
+    for each in alternatives(wanted):
         if typing.get_origin(each) is typing.Literal:
             words += map(str, typing.get_args(each))
         elif each is bool:

@@ -215,7 +215,7 @@ class Key(NamedTuple):
     """A setting of a program. name: with dots, such as cluster.nodes. bounds: conditions on its value."""
 
     name: str
-    kind: Any
+    type: Any
     meaning: str
     bounds: Bounds
 
@@ -227,24 +227,24 @@ def keys(of: type, prefix: str = "") -> Iterator[Key]:
     """
     hints = typing.get_type_hints(of)
     for each in _fields(of):
-        kind = hints[each.name]
-        yield Key(prefix + each.name, kind, each.metadata["meaning"], each.metadata["bounds"])
-        for choice in alternatives(kind):
+        hint = hints[each.name]
+        yield Key(prefix + each.name, hint, each.metadata["meaning"], each.metadata["bounds"])
+        for choice in alternatives(hint):
             is_list = typing.get_origin(choice) is list
             section = typing.get_args(choice)[0] if is_list else choice
             if dataclasses.is_dataclass(section):
                 yield from keys(section, f"{prefix}{each.name}.{'0.' * is_list}")  # type: ignore[arg-type]
 
 
-def alternatives(kind: Any) -> list[Any]:
+def alternatives(hint: Any) -> list[Any]:
     """The members of a union type, without None; for any other type, the type itself."""
-    is_union = typing.get_origin(kind) in (typing.Union, types.UnionType)
-    return [each for each in typing.get_args(kind) if each is not type(None)] if is_union else [kind]
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    return [each for each in typing.get_args(hint) if each is not type(None)] if is_union else [hint]
 
 
-def inside(kind: Any, part: str) -> Any:
+def inside(hint: Any, part: str) -> Any:
     """The type of a part of a setting; None if there is no such part. part: a section's key, a name or a list index."""
-    for each in alternatives(kind):
+    for each in alternatives(hint):
         origin, choices = typing.get_origin(each), typing.get_args(each)
         if each is Any:
             return Any
@@ -275,36 +275,36 @@ def _fields(of: type) -> list[dataclasses.Field[Any]]:
     return sorted(dataclasses.fields(of), key=lambda each: each.name not in of.__annotations__)
 
 
-def build(kind: type[Settable], values: Mapping[str, Any], prefix: str = "") -> Settable:
+def build(settings: type[Settable], values: Mapping[str, Any], prefix: str = "") -> Settable:
     """Builds a settings object from plain values. Raises InputError for unknown, missing or mistyped keys."""
-    hints = _types(kind)
+    hints = _types(settings)
     for name in values:
         if name not in hints:
             raise unknown("key", prefix + str(name), [prefix + each for each in hints])
-    values, made = {**defaults(kind), **values}, {}
-    for each in _fields(kind):
+    values, made = {**defaults(settings), **values}, {}
+    for each in _fields(settings):
         name, bounds, hint = prefix + each.name, each.metadata["bounds"], hints[each.name]
         if each.name not in values:
             raise InputError(f"{name} is missing: {expected(hint)}.")
         made[each.name] = value = cast(values[each.name], hint, name)
         if value is not None and not bounds.hold(value):
             raise InputError(f"{name}={typed(values[each.name])}: expected {expected(hint, bounds)}.")
-    return kind(**made)
+    return settings(**made)
 
 
-def cast(value: Any, kind: Any, where: str) -> Any:
+def cast(value: Any, hint: Any, where: str) -> Any:
     """Converts a value to a setting's type. where: the dotted key. Raises InputError if that would lose information."""
-    if value is None and type(None) in typing.get_args(kind):
+    if value is None and type(None) in typing.get_args(hint):
         return None
-    kinds = alternatives(kind)
-    if len(kinds) > 1:
-        for each in kinds:
+    types_allowed = alternatives(hint)
+    if len(types_allowed) > 1:
+        for each in types_allowed:
             with contextlib.suppress(InputError):
                 return cast(value, each, where)
-        raise InputError(f"{where}={typed(value)}: expected {expected(kind)}.")
-    kind = kinds[0]
-    origin, choices = typing.get_origin(kind), typing.get_args(kind)
-    if kind is Any:
+        raise InputError(f"{where}={typed(value)}: expected {expected(hint)}.")
+    hint = types_allowed[0]
+    origin, choices = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
         return value
     if origin is Literal:
         if str(value) not in choices:
@@ -318,17 +318,17 @@ def cast(value: Any, kind: Any, where: str) -> Any:
         return [cast(each, choices[0], each_where.format(i)) for i, each in enumerate(value if several else [value])]
     if origin is dict and isinstance(value, Mapping):
         return {str(name): cast(item, choices[1], f"{where}.{name}") for name, item in value.items()}
-    if dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
-        return build(kind, value, where + ".")  # type: ignore[arg-type]
-    if kind in (str, Path) and isinstance(value, str | int | float | Path) and not isinstance(value, bool):
-        return kind(str(value))
-    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+    if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
+        return build(hint, value, where + ".")  # type: ignore[arg-type]
+    if hint in (str, Path) and isinstance(value, str | int | float | Path) and not isinstance(value, bool):
+        return hint(str(value))
+    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
-    if kind is int and isinstance(value, float) and value.is_integer():
+    if hint is int and isinstance(value, float) and value.is_integer():
         return int(value)
-    if kind in (int, bool) and type(value) is kind:
+    if hint in (int, bool) and type(value) is hint:
         return value
-    raise InputError(f"{where}={typed(value)}: expected {expected(kind)}.")
+    raise InputError(f"{where}={typed(value)}: expected {expected(hint)}.")
 
 
 def typed(value: Any) -> str:
@@ -351,12 +351,12 @@ _PLAIN = {
 }
 
 
-def expected(kind: Any, bounds: Bounds = ANY) -> str:
+def expected(hint: Any, bounds: Bounds = ANY) -> str:
     """The values that a key of this type accepts, in words."""
-    origin, choices = typing.get_origin(kind), typing.get_args(kind)
+    origin, choices = typing.get_origin(hint), typing.get_args(hint)
     if bounds.words:
         return bounds.words + ", or null" * (type(None) in choices)
-    if alternatives(kind) != [kind]:
+    if alternatives(hint) != [hint]:
         return ", or ".join(map(expected, choices))
     if origin is Literal:
         *others, last = choices
@@ -366,8 +366,8 @@ def expected(kind: Any, bounds: Bounds = ANY) -> str:
         return f"a list: [{each}, …]" if dataclasses.is_dataclass(choices[0]) else f"{each}, or a list: [a,b]"
     if origin is dict:
         return f"{{name: {expected(choices[1])}, …}}"
-    if dataclasses.is_dataclass(kind):
-        every = _fields(typing.cast(type, kind))
+    if dataclasses.is_dataclass(hint):
+        every = _fields(typing.cast(type, hint))
         needed = [each.name for each in every if each.default is MISSING and each.default_factory is MISSING]
         return "{" + ", ".join(f"{name}: …" for name in needed or [each.name for each in every]) + "}"
-    return _PLAIN.get(kind, "a value")
+    return _PLAIN.get(hint, "a value")

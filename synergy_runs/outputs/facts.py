@@ -106,8 +106,8 @@ class Shares:
 
 def _rows(columns: type, form: str) -> tuple[Callable[..., bytes], np.dtype[Any]]:
     """Returns a function that packs one row, and the NumPy type of packed rows. form: a `struct` code per column."""
-    kinds = [(column.name, f"<{kind}") for column, kind in zip(fields(columns), form, strict=False)]
-    return struct.Struct(f"<{form}").pack, np.dtype(kinds)
+    columns_of = [(column.name, f"<{row_type}") for column, row_type in zip(fields(columns), form, strict=False)]
+    return struct.Struct(f"<{form}").pack, np.dtype(columns_of)
 
 
 _pack_event, _EVENT = _rows(Events, "dBiiHiQB")
@@ -117,10 +117,10 @@ _pack_share, _SHARE = _rows(Shares, "didd")
 _START = int(Kind.START)
 
 
-def _columns(rows: bytearray, kind: np.dtype[Any]) -> dict[str, NDArray[Any]]:
+def _columns(rows: bytearray, row_type: np.dtype[Any]) -> dict[str, NDArray[Any]]:
     """Converts packed rows to one contiguous array per field. Clears `rows`, so that memory holds each row once."""
-    table = np.frombuffer(rows, dtype=kind)
-    columns = {name: table[name].copy() for name in kind.names or ()}
+    table = np.frombuffer(rows, dtype=row_type)
+    columns = {name: table[name].copy() for name in row_type.names or ()}
     del table  # a bytearray cannot be cleared while an array refers to it
     rows.clear()
     return columns

@@ -27,7 +27,7 @@ class SummaryColumn:
 
     key: str
     heading: str
-    kind: str  # time, percent, gpu_time, number, ratio, words
+    unit: str  # time, percent, gpu_time, number, ratio, words
     best: Callable[[Sequence[float]], float] | None = min
 
 
@@ -86,8 +86,8 @@ _NBSP = "\N{NO-BREAK SPACE}"
 
 def unit_of(figure: SummaryColumn, rows: Sequence[ComparedPolicy]) -> tuple[float, str]:
     """(scale, unit): the unit in which all numbers of a column are shown, and the value of one unit."""
-    if figure.kind != "time":
-        return {"percent": (0.01, "%"), "gpu_time": (HOUR_S, "GPU-h"), "number": (1.0, "")}[figure.kind]
+    if figure.unit != "time":
+        return {"percent": (0.01, "%"), "gpu_time": (HOUR_S, "GPU-h"), "number": (1.0, "")}[figure.unit]
     return unit_of_times(row.mean(figure.key) for row in rows)
 
 

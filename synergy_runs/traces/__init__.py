@@ -23,7 +23,7 @@ from synergy_core import modules_of
 from synergy_core.errors import InputError, unknown
 from synergy_core.performance.catalog import gpu_sheet, gpu_sheet_of_words, gpu_sheets, gpu_type_named
 from synergy_runs.traces import plain
-from synergy_runs.traces._reading import binary_kind, open_text
+from synergy_runs.traces._reading import binary_format, open_text
 from synergy_runs.traces.rows import TraceRows
 
 HEAD_CHARACTERS = 4_096
@@ -76,8 +76,8 @@ def read_trace(
         if format_name != plain.NAME:
             raise InputError(f"trace.columns: only a log of trace.format={plain.NAME} has columns of any name.")
     if format_name is None:
-        if kind := binary_kind(path):
-            raise InputError(f"trace.path={path}: {kind}.")
+        if found := binary_format(path):
+            raise InputError(f"trace.path={path}: {found}.")
         with open_text(path, errors="replace", newline=None) as stream:
             head = stream.read(HEAD_CHARACTERS)
         if not head.strip():

@@ -33,7 +33,7 @@ GZIP = b"\x1f\x8b"
 HEAD_BYTES = 4_096
 UNPACK = "is packed by {tool}; unpack it first: {tool} -d {{name}}"
 RECODE = "is {code} text; type: iconv -f {code} -t utf-8 {{name}} > fixed.txt"
-KINDS = {
+MAGIC_NUMBERS = {
     b"PAR1": "is a Parquet file; write it as CSV first, with pandas: read_parquet('{name}').to_csv('log.csv')",
     b"PK\x03\x04": "is a ZIP archive or a spreadsheet; unpack it, or save the table as CSV",
     b"BZh": UNPACK.format(tool="bzip2"),
@@ -62,13 +62,13 @@ def open_text(path: Path, *, errors: str = "strict", newline: str | None = "") -
         yield stream
 
 
-def binary_kind(path: Path) -> str:
+def binary_format(path: Path) -> str:
     """Describes a file that is not UTF-8 text and how to convert it; "" if it may be text, plain or gzipped."""
     with _failures_as_input_errors(path), _open_bytes(path) as stream:
         head = stream.read(HEAD_BYTES)
-    for magic, kind in KINDS.items():
+    for magic, description in MAGIC_NUMBERS.items():
         if head.startswith(magic):
-            return kind.format(name=path.name)
+            return description.format(name=path.name)
     return "is not text: it has zero bytes; expected a job log as text, or packed by gzip" if b"\0" in head else ""
 
 
@@ -204,10 +204,10 @@ class LogTable:
             self._factorized[column] = pd.factorize(self.texts[column])
         return self._factorized[column]
 
-    def text(self, column: str, change: Callable[[str], Any] = str.strip, kind: type = object) -> NDArray[Any]:
+    def text(self, column: str, change: Callable[[str], Any] = str.strip, dtype: type = object) -> NDArray[Any]:
         """The column's texts after `change`, which by default strips surrounding spaces."""
         codes, distinct = self._distinct(column)
-        return np.asarray(np.array([change(text) for text in distinct], dtype=kind)[codes])
+        return np.asarray(np.array([change(text) for text in distinct], dtype=dtype)[codes])
 
     def missing(self, column: str) -> Mask:
         """Mask of the rows that have no value in the column."""

@@ -151,11 +151,11 @@ def _text(record: Json, key: str) -> str | None:
     raise BadValueError(key, shown(value), "text or null")
 
 
-def _list(record: Json, key: str, kind: type = object) -> list[Any]:
-    """The list under `key`, of objects if `kind` is dict; empty for null, "None" and an absent key."""
+def _list(record: Json, key: str, item_type: type = object) -> list[Any]:
+    """The list under `key`, of objects if `item_type` is dict; empty for null, "None" and an absent key."""
     value = record.get(key)
     if value is None or value == "None":
         return []
-    if not isinstance(value, list) or not all(isinstance(each, kind) for each in value):
-        raise BadValueError(key, shown(value), "a list of objects" if kind is dict else "a list")
+    if not isinstance(value, list) or not all(isinstance(each, item_type) for each in value):
+        raise BadValueError(key, shown(value), "a list of objects" if item_type is dict else "a list")
     return value

@@ -248,13 +248,18 @@ MEMORY = ColumnRange("bytes", 0, 0, above=True, per_gpu=2**45)
 
 
 def _column(
-    missing: Any = None, kind: type = np.float64, *, names: str = "", limits: ColumnRange | None = None, label: str = ""
+    missing: Any = None,
+    dtype: type = np.float64,
+    *,
+    names: str = "",
+    limits: ColumnRange | None = None,
+    label: str = "",
 ) -> Any:
     """Declares a column of `TraceRows`. missing: default value; None if readers must give values. names: the field with
     the texts that the column's codes stand for. label: the column's name in errors if the file has no name for it.
     """
     described = {"missing": missing, "names": names, "limits": limits, "label": label}
-    return field(default_factory=lambda: np.empty(0, dtype=kind), metadata=described)
+    return field(default_factory=lambda: np.empty(0, dtype=dtype), metadata=described)
 
 
 @dataclass(slots=True)
@@ -280,7 +285,7 @@ class TraceRows:
     duration_s: Floats = _column(limits=DURATION, label="duration")
     """Seconds for which the job held its GPUs, summed over its attempts if they are merged. For a job that was still
     running when the log was written (end_state `running`), until then."""
-    gpus: NDArray[np.int32] = _column(kind=np.int32, limits=ColumnRange("a number of GPUs", 1, MAX_INT), label="GPUs")
+    gpus: NDArray[np.int32] = _column(dtype=np.int32, limits=ColumnRange("a number of GPUs", 1, MAX_INT), label="GPUs")
     """Number of GPUs of the whole job, ≥ 1."""
     cpus: Floats = _column(UNKNOWN, limits=CPUS, label="CPUs")
     """CPUs that the whole job requested on all its nodes together, as the log counts them; NaN if unknown."""
@@ -318,7 +323,7 @@ class TraceRows:
     """Instant at which the job first held its GPUs in the log; NaN if unknown."""
     end_state: NDArray[np.int8] = _column("completed", np.int8, names="end_states")
     """End state, an index into `STATES`."""
-    line: NDArray[np.int32] = _column(kind=np.int32)
+    line: NDArray[np.int32] = _column(dtype=np.int32)
     """Line of the job in the file."""
     job_name: list[str] = field(default_factory=list)
     """Name of each job; `line-7` for an unnamed one."""

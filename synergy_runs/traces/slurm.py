@@ -197,11 +197,11 @@ def _json_text(job: object, place: str) -> str:
     return "" if value is None or (value == 0 and place in ("time/start", "time/end", "time/eligible")) else str(value)
 
 
-def _json_tres(job: object, kind: str) -> str:
+def _json_tres(job: object, resource: str) -> str:
     """TRES as `cpu=8,gres/gpu:a100=4,mem=65536M`."""
     tres = job.get("tres") if isinstance(job, Mapping) else None
     items = []
-    for each in (tres.get(kind) if isinstance(tres, Mapping) else None) or ():
+    for each in (tres.get(resource) if isinstance(tres, Mapping) else None) or ():
         name = "/".join(filter(None, (_json_text(each, "type"), _json_text(each, "name"))))
         items.append(f"{name}={_json_text(each, 'count')}{'M' * (name == 'mem')}")
     return ",".join(items)

@@ -114,14 +114,14 @@ def family_of(architecture: Any) -> ModuleType:
     return importlib.import_module(type(architecture).__module__)
 
 
-def kind_of(architecture: Any) -> tuple[Any, ...]:
+def scalars_of(architecture: Any) -> tuple[Any, ...]:
     """Grouping key: architectures with equal keys have the same family and scalar fields, and can be `stacked`."""
     scalars = [(each.name, getattr(architecture, each.name)) for each in fields(architecture) if each.type in _SCALARS]
     return (type(architecture), *scalars)
 
 
 def stacked(architectures: Iterable[Any]) -> Any:
-    """Combines architectures with equal `kind_of` into one architecture whose numeric fields are arrays (plans,)."""
+    """Combines architectures with equal `scalars_of` into one architecture whose numeric fields are arrays (plans,)."""
     every = list(architectures)
     names = [field.name for field in fields(every[0]) if field.type not in _SCALARS]
     return replace(every[0], **{name: np.array([getattr(each, name) for each in every]) for name in names})
@@ -257,29 +257,29 @@ def software_of(row: TableRow, plan: Plan) -> Software | None:
     dtype, notes, attention = (row.text(name).lower() for name in ("dtype", "notes", "attn_impl"))
     gpu = gpu_type(row.text("gpu"))
     sheet = gpu_sheet(gpu)
-    kind = named_in("precision", dtype) if dtype else "bf16"
-    if kind is None:
+    precision = named_in("precision", dtype) if dtype else "bf16"
+    if precision is None:
         return None
     if not dtype and sheet is not None:
-        kind = running_on(Software("", precision=kind), sheet).precision
+        precision = running_on(Software("", precision=precision), sheet).precision
     name = software_name(f"{row.text('source')} {notes} {row.text('model')} {dtype}", gpu, plan)
-    base = software_named(f"{name}-fp8" if kind == "fp8" and f"{name}-fp8" in software_names() else name)
+    base = software_named(f"{name}-fp8" if precision == "fp8" and f"{name}-fp8" in software_names() else name)
     gated = row.flag("gated_mlp") or False
     if attention:
         flash = not _NOT_FLASH.search(attention) and bool(_FLASH.search(attention))
     else:
         flash = base.flash or gated or (sheet is not None and sheet.since_hopper)
     fused = base.fused and not re.search(r"\beager\b", f"{notes} {attention}")
-    result = replace(base, precision=kind, flash=flash, fused=fused, dropout=base.dropout and not gated)
-    if kind == "tf32" and "pytorch" in row.text("source").lower():
+    result = replace(base, precision=precision, flash=flash, fused=fused, dropout=base.dropout and not gated)
+    if precision == "tf32" and "pytorch" in row.text("source").lower():
         # PyTorch's default; NVIDIA's examples set nhwc under AMP (PyTorch/Classification/ConvNets/configs.yml).
         result = replace(result, channels_last=False)
-    if kind in ("tf32", "fp32") and base.weight_bytes < 4.0:
+    if precision in ("tf32", "fp32") and base.weight_bytes < 4.0:
         return replace(result, weight_bytes=4.0, gradient_bytes=4.0, optimizer_bytes=8.0)
     if "megatron-bridge" in row.text("source").lower() and "performance" in row.text("source").lower():
         # scripts/performance: grad_reduce_in_fp32 = False; "Using token drop, disabling DeepEP".
         return replace(result, gradient_bytes=2.0, sends_once="tokendrop" not in row.text("model"))
-    if base.name == "megatron-deepspeed" and kind == "bf16":
+    if base.name == "megatron-deepspeed" and precision == "bf16":
         return with_gradients(result, "fp32")  # deepspeed/runtime/bf16_optimizer.py sums and reduces them so
     if "mode default" in notes or "fp32 grad" in dtype:
         return replace(result, gradient_bytes=4.0)  # Composer's FSDP reduces in fp32 unless mixed_precision is PURE

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from synergy_core.commands.measurements._rows import family_of, kind_of, sheet_name, stacked
+from synergy_core.commands.measurements._rows import family_of, scalars_of, sheet_name, stacked
 from synergy_core.commands.measurements._table import Measurements, Table
 from synergy_core.errors import InputError
 from synergy_core.performance.catalog import CATALOG, gpu_sheets, gpu_type_named, node_sheets, read_yaml
@@ -141,7 +141,7 @@ def candidates(rows: Sequence[BestPlan]) -> tuple[list[CandidatePlans], dict[int
         if not plans:
             reasons[index] = f"no split of {row.gpus} GPUs into powers of two divides the batch of {row.global_batch}"
             continue
-        key = (kind_of(row.architecture), row.gpu_type, row.gpus_per_node)
+        key = (scalars_of(row.architecture), row.gpu_type, row.gpus_per_node)
         groups.setdefault(key, []).append((index, row, plans))
     return [_fitting(members, reasons) for members in groups.values()], reasons
 

@@ -133,7 +133,7 @@ class TrainingTimes(Measurements):
         groups: dict[tuple[Any, ...], list[tuple[int, TrainingStep, Setting]]] = {}
         for index, row in enumerate(self.rows):
             for setting in row.settings if every_setting else row.settings[:1]:
-                key = (_rows.kind_of(setting.architecture), setting.machine, setting.software)
+                key = (_rows.scalars_of(setting.architecture), setting.machine, setting.software)
                 groups.setdefault(key, []).append((index, row, setting))
         result = []
         for (_, machine, software), members in groups.items():
@@ -202,7 +202,7 @@ def step(row: TableRow, *, untied: bool | None = None) -> TrainingStep:
     except UnpredictableError as error:
         failure = str(error)
     counter = row.text("mem_kind").lower()
-    kind = "nvidia-smi" if "smi" in counter else f"torch peak {'reserved' if 'reserved' in counter else 'allocated'}"
+    method = "nvidia-smi" if "smi" in counter else f"torch peak {'reserved' if 'reserved' in counter else 'allocated'}"
     ran_out = any(
         _OUT_OF_MEMORY.search(row.text(each)) for each in ("iter_time_s", "peak_mem_gib", "notes", "mem_kind")
     )
@@ -216,7 +216,7 @@ def step(row: TableRow, *, untied: bool | None = None) -> TrainingStep:
         global_batch=settings[0].plan.global_batch if settings else row.whole("global_batch") or 0,
         iter_time_s=seconds,
         peak_mem_bytes=peak_bytes,
-        memory_kind="" if math.isnan(peak_bytes) else kind,
+        memory_kind="" if math.isnan(peak_bytes) else method,
         weight=WEIGHTS.get(row.text("trust").replace("−", "-") or "A", WEIGHTS["B"]),
         out_of_memory=ran_out and math.isnan(seconds),
         settings=settings,
@@ -282,7 +282,7 @@ def _zero_stages(row: TableRow) -> tuple[int, ...]:
 def _recompute(row: TableRow, software: Software) -> tuple[Recompute, ...]:
     cell = row.text("recompute").lower()
     if not cell or cell.endswith("?"):
-        return software.kinds
+        return software.recompute_modes
     if name := named_in("recompute", cell):
         return (Recompute[name.upper()],)
     row.refuse("recompute", "none, selective, full, selective-op or modules")

@@ -87,11 +87,11 @@ def names_in(folder: str) -> list[str]:
     return sorted(path.stem for path in (CATALOG / folder).glob("*.yaml"))
 
 
-def file_in(folder: str, kind: str, name: str) -> Path:
-    """The path of a catalog file. kind: what the file describes. Raises InputError for an unknown name."""
+def file_in(folder: str, what: str, name: str) -> Path:
+    """The path of a catalog file. what: what the file describes. Raises InputError for an unknown name."""
     if name not in names_in(folder):
         hint = f"A file synergy_core/performance/catalog/{folder}/<name>.yaml adds one."
-        raise unknown(kind, name, names_in(folder), hint=hint)
+        raise unknown(what, name, names_in(folder), hint=hint)
     return CATALOG / folder / f"{name}.yaml"
 
 
@@ -220,7 +220,7 @@ def filled(wanted: type[T], values: Mapping[str, Any], path: Path, **further: An
     for key, value in values.items():
         if key not in own:
             raise unknown(f"key in {path.name}", key, own)
-        _check_kind(f"{path}: {key}", value, hints[key])
+        _check_type(f"{path}: {key}", value, hints[key])
     needed = [name for name, each in own.items() if each.default is MISSING and each.default_factory is MISSING]
     missing = [name for name in needed if name not in values]
     if missing:
@@ -229,7 +229,7 @@ def filled(wanted: type[T], values: Mapping[str, Any], path: Path, **further: An
     return wanted(**plain, **further)
 
 
-_KINDS = {
+_YAML_TYPES = {
     bool: ((bool,), "true or false"),
     int: ((int,), "a whole number"),
     float: ((int, float), "a number"),
@@ -238,7 +238,7 @@ _KINDS = {
 """Accepted types of a YAML value, and their description, by the type of the field."""
 
 
-def _check_kind(where: str, value: Any, hint: Any) -> None:
+def _check_type(where: str, value: Any, hint: Any) -> None:
     """Raises InputError if a value does not have the field's type: a scalar, a list of scalars, or numbers by name.
 
     In a file, a field that may be an array (`NDArray | int`) has a single value.
@@ -247,19 +247,19 @@ def _check_kind(where: str, value: Any, hint: Any) -> None:
         if not isinstance(value, list):
             raise InputError(f"{where}: {value}; expected a list, as in [one, another].")
         for each in value:
-            _check_kind(where, each, get_args(hint)[0])
+            _check_type(where, each, get_args(hint)[0])
         return
     if get_origin(hint) is Mapping:
         if not isinstance(value, dict):
             raise InputError(f"{where}: {value}; expected `name: number` lines below it.")
         for name, each in value.items():
-            _check_kind(f"{where}: {name}", each, get_args(hint)[1])
+            _check_type(f"{where}: {name}", each, get_args(hint)[1])
         return
-    kind = next(each for each in _KINDS if each in (get_args(hint) or (hint,)))
-    types, words = _KINDS[kind]
-    if type(value) in types and (kind is not float or isfinite(value)):
+    field_type = next(each for each in _YAML_TYPES if each in (get_args(hint) or (hint,)))
+    types, words = _YAML_TYPES[field_type]
+    if type(value) in types and (field_type is not float or isfinite(value)):
         return
-    if isinstance(value, str) and kind is not bool and _is_number(value):
+    if isinstance(value, str) and field_type is not bool and _is_number(value):
         raise InputError(f"{where}: {value} is text to YAML; write a number with a point, as in 80.0e+9.")
     raise InputError(f"{where}: {'nothing' if value is None else value}; expected {words}.")
 
@@ -324,10 +324,10 @@ class GpuSheet:
     """Whether ECC bits occupy part of the memory (GDDR6 of data-centre cards)."""
 
     def __post_init__(self) -> None:
-        for kind in self.tensor_flops_per_s:
-            if kind not in _WIDER:
-                raise unknown(f"precision in tensor_flops_per_s of data sheet {self.name}:", kind, _WIDER)
-        tensor_rates = {f"tensor_flops_per_s.{kind}": rate for kind, rate in self.tensor_flops_per_s.items()}
+        for precision in self.tensor_flops_per_s:
+            if precision not in _WIDER:
+                raise unknown(f"precision in tensor_flops_per_s of data sheet {self.name}:", precision, _WIDER)
+        tensor_rates = {f"tensor_flops_per_s.{precision}": rate for precision, rate in self.tensor_flops_per_s.items()}
         rates = {**tensor_rates, "fp32_flops_per_s": self.fp32_flops_per_s}
         figures = {
             **{name: (rate, 1e12, "FLOP/s; 312 TFLOP/s are 312.0e+12") for name, rate in rates.items()},

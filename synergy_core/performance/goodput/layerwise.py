@@ -241,10 +241,10 @@ def _groups(sizes: Floats, errors: Floats, open_choices: Bools) -> list[Ints]:
     if not several.size:
         return []
     columns = np.concatenate([sizes[several], errors[several], open_choices[several]], axis=1)
-    _, kind = np.unique(columns, axis=0, return_inverse=True)
-    order = np.argsort(kind.ravel(), kind="stable")
+    _, group_of = np.unique(columns, axis=0, return_inverse=True)
+    order = np.argsort(group_of.ravel(), kind="stable")
     groups: list[Ints] = []
-    for identical in np.split(several[order], np.flatnonzero(np.diff(kind.ravel()[order])) + 1):
+    for identical in np.split(several[order], np.flatnonzero(np.diff(group_of.ravel()[order])) + 1):
         has_two = open_choices[identical[0]].sum() == 2
         size, start = 1, 0
         while start < identical.size:

@@ -102,15 +102,15 @@ def candidates(
 
 
 def with_options(
-    plans: Plans, fixed: Mapping[str, int] | None, software: Software, kinds: Sequence[Recompute]
+    plans: Plans, fixed: Mapping[str, int] | None, software: Software, recomputes: Sequence[Recompute]
 ) -> tuple[Plans, Ints]:
     """Each plan with every possible ZeRO stage and recomputation mode, and the index of each variant's plan.
 
-    kinds: recomputation modes to try.
+    recomputes: recomputation modes to try.
     """
     held = fixed or {}
     tried = np.array([held["zero"]] if "zero" in held else ZEROS)
-    again = np.array([held["recompute"]] if "recompute" in held else kinds)
+    again = np.array([held["recompute"]] if "recompute" in held else recomputes)
     of, zero, recompute = (each.ravel() for each in np.meshgrid(np.arange(len(plans)), tried, again, indexing="ij"))
     possible = _may_shard((plans.data * plans.context)[of], plans.pipeline[of], zero, software)
     of, zero, recompute = of[possible], zero[possible], recompute[possible]
@@ -125,7 +125,7 @@ def leanest(plans: Plans, fixed: Mapping[str, int] | None, software: Software) -
     return replace(
         plans,
         zero=np.full_like(zero, held["zero"]) if "zero" in held else zero,
-        recompute=np.full_like(zero, held.get("recompute", software.kinds[-1])),
+        recompute=np.full_like(zero, held.get("recompute", software.recompute_modes[-1])),
     )
 
 
@@ -153,7 +153,7 @@ def _checked(limits: Limits, fixed: Mapping[str, int], global_batch: int, softwa
     of = {**dict.fromkeys(FIXABLE, 1), **dict.fromkeys(FROM_ZERO, 0), **fixed}
     tensor, replica = of["tensor"], of["data"] * of["micro_batch"]
     tensors, experts = (", ".join(map(str, each)) for each in (limits.tensors(limits.heads), divisors(limits.experts)))
-    kinds = ", ".join(each.label for each in Recompute)
+    recomputes = ", ".join(each.label for each in Recompute)
     refusals = (
         (
             limits.heads % tensor,
@@ -190,7 +190,7 @@ def _checked(limits: Limits, fixed: Mapping[str, int], global_batch: int, softwa
         (of["sequence"] > 1, f"sequence={of['sequence']}: expected 0 or 1."),
         (
             of["recompute"] >= len(Recompute),
-            f"recompute={of['recompute']}: expected 0 to {len(Recompute) - 1} ({kinds}).",
+            f"recompute={of['recompute']}: expected 0 to {len(Recompute) - 1} ({recomputes}).",
         ),
     )
     for refused, message in refusals:

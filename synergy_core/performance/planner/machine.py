@@ -76,20 +76,20 @@ def machine_named(
             f"synergy_core/performance/catalog/nodes/<type>.yaml."
         )
     count = gpus_per_node or (node.gpus_per_node if node else 1)
-    kind = link or (node.link if node else "pcie")
+    link_name = link or (node.link if node else "pcie")
     rates = {"nvswitch": gpu.link_bytes_per_s, "nvlink": gpu.link_bytes_per_s, "pcie": gpu.pcie_bytes_per_s}
-    if kind not in rates:
-        raise unknown("link", kind, rates)
-    if rates[kind] == 0:
+    if link_name not in rates:
+        raise unknown("link", link_name, rates)
+    if rates[link_name] == 0:
         raise InputError(f"{gpu.title} has no NVLink; its link can only be pcie.")
-    group = 1 if kind == "pcie" else count
+    group = 1 if link_name == "pcie" else count
     if node is not None and link is None and node.link_group < node.gpus_per_node:
         group = min(node.link_group, count)
     share = network_bytes_per_s
     if share is None:
         share = node.network_bytes_per_s / node.gpus_per_node if node else 0.0
     host = node.memory_bytes if node and node.gpus_per_node == count else 0.0
-    return Machine(gpu, count, kind, rates[kind], group, share, gpu.memory_bytes, host)
+    return Machine(gpu, count, link_name, rates[link_name], group, share, gpu.memory_bytes, host)
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +234,7 @@ class Software:
         return 1.0 if self.precision == "fp8" and not self.eager else self.element_bytes
 
     @property
-    def kinds(self) -> tuple[Recompute, ...]:
+    def recompute_modes(self) -> tuple[Recompute, ...]:
         """The supported recomputation modes, fastest first."""
         return tuple(each for each in RISING if each.label in self.recomputes)
 
@@ -664,6 +664,6 @@ def rings(link: str, group: int, *, is_mesh: bool = False) -> tuple[float, ...]:
 
 
 @cache
-def link_named(kind: str) -> Link:
+def link_named(name: str) -> Link:
     """Fitted constants of a type of link: nvswitch, nvlink, pcie, infiniband or ethernet; InputError for others."""
-    return Link(**read_yaml(CATALOG / "links" / f"{kind}.yaml")["constants"])
+    return Link(**read_yaml(CATALOG / "links" / f"{name}.yaml")["constants"])

@@ -128,9 +128,9 @@ def search(
     if held.get("zero", 0) in set(ZEROS) - {0, *software.zeros}:
         stages = ", ".join(map(str, software.zeros))
         raise InputError(f"zero={held['zero']}: {software.name} supports {stages}; type one of these.")
-    if held.get("recompute", 0) in {*Recompute} - {*software.kinds}:
-        kinds = ", ".join(f"{each.value} ({each.label})" for each in software.kinds)
-        raise InputError(f"recompute={held['recompute']}: {software.name} supports {kinds}; type one of these.")
+    if held.get("recompute", 0) in {*Recompute} - {*software.recompute_modes}:
+        recomputes = ", ".join(f"{each.value} ({each.label})" for each in software.recompute_modes)
+        raise InputError(f"recompute={held['recompute']}: {software.name} supports {recomputes}; type one of these.")
     model = Model(family, architecture, software)
     return _remembered(model, machine, constants, wanted, int(global_batch), keep, tuple(sorted(held.items())))
 
@@ -194,8 +194,8 @@ def fitting(
     """
     software = model.software
     # Fused attention keeps no scores, so recomputing it alone saves nothing.
-    kinds = [each for each in software.kinds if each != Recompute.SELECTIVE or not software.flash]
-    variants, of = with_options(plans, fixed, software, kinds)
+    recomputes = [each for each in software.recompute_modes if each != Recompute.SELECTIVE or not software.flash]
+    variants, of = with_options(plans, fixed, software, recomputes)
     needed = memory(model.work(variants), variants, software)
     fits = np.broadcast_to(needed.fits(machine), len(variants))
     kept = np.zeros(len(variants), dtype=np.bool_)

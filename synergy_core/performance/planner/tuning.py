@@ -93,9 +93,9 @@ def tuned(
     words = tuple(offload.split(",")) if offload else ()
     words += ("activations",) * (offload_layers is not None and "activations" not in words)
     named = [("optimizer", optimizer, OPTIMIZERS), ("loss", loss, LOSSES), ("cp_comm_type", cp_comm_type, CP_TYPES)]
-    for kind, name, names in [*named, *(("offload", each, OFFLOADS) for each in words)]:
+    for key, name, names in [*named, *(("offload", each, OFFLOADS) for each in words)]:
         if name is not None and name not in names:
-            raise unknown(kind, name, names)
+            raise unknown(key, name, names)
     if "parameters" in words and "offload" not in software.tunings:  # PyTorch's FSDP moves both together
         words = tuple(dict.fromkeys(("optimizer", *words)))
     is_alone = "optimizer" in words and "parameters" not in words

@@ -246,16 +246,16 @@ class Snapshot(Generic[AnyJob]):
         text = f"jobs before it hold {held} of the {quota} GPUs of its tenant ({tenant}); it needs {job.gpus}"
         return Reason(Waiting.QUOTA, f"Quota: {text}.")
 
-    def _no_room(self, kind: Waiting, placement: Placement, job: Job, *, scattered: bool) -> Reason | None:
+    def _no_room(self, waiting: Waiting, placement: Placement, job: Job, *, scattered: bool) -> Reason | None:
         if placement.fits(job.gpus, job.gpu_type, scattered=scattered):
             return None
         pools = placement.pools
         most = max((pool.gpus for name, pool in pools.items() if job.gpu_type in ("", name)), default=0)
         of_type = f" of type {job.gpu_type}" if job.gpu_type else ""
-        what = "free" if kind is Waiting.NO_FREE_GPUS else "left by jobs ahead of it"
+        what = "free" if waiting is Waiting.NO_FREE_GPUS else "left by jobs ahead of it"
         if most < job.gpus:
             several = " of one type" if len(pools) > 1 and not job.gpu_type else ""
-            return Reason(kind, f"Too few GPUs{of_type or several} are {what}: {most}; it needs {job.gpus}.")
+            return Reason(waiting, f"Too few GPUs{of_type or several} are {what}: {most}; it needs {job.gpus}.")
         where = free_in_words(free_gpus(placement, job.gpu_type))
         text = f"they lie apart ({where}), and the cluster's placement rule does not allow {job.gpus} GPUs there"
         return Reason(Waiting.FRAGMENTED, f"Enough GPUs{of_type} are {what}, but {text}.")

@@ -67,8 +67,8 @@ def write_chrome_trace(
         start, end, origin = (iso(origin_s + each) for each in (start_s, end_s, 0.0))
         note = f"{run.label} from {start} to {end}, {part}; time 0 is {origin}"
         lines = [
-            json.dumps({"ph": "M", "name": kind, "pid": process, "tid": thread, "args": {"name": name}})
-            for kind, process, thread, name in (*named, ("process_name", counters, 0, f"cluster ({note})"))
+            json.dumps({"ph": "M", "name": entry, "pid": process, "tid": thread, "args": {"name": name}})
+            for entry, process, thread, name in (*named, ("process_name", counters, 0, f"cluster ({note})"))
         ]
         lines += _intervals(overlapping(held, start_s, end_s) if pages > 1 else held, jobs, start_s, end_s)
         for label, (time_s, value) in series.items():

@@ -191,8 +191,8 @@ def _style(looks: Mapping[str, Look]) -> str:
     )
 
 
-def _paragraphs(texts: Sequence[str], kind: str) -> list[str]:
-    return [f'<p class="{kind}">{escape(each)}</p>' for each in texts if each]
+def _paragraphs(texts: Sequence[str], css_class: str) -> list[str]:
+    return [f'<p class="{css_class}">{escape(each)}</p>' for each in texts if each]
 
 
 def _chart(chart: Chart) -> str:
@@ -266,12 +266,12 @@ def _comparison(comparison: Comparison, policies: Sequence[str]) -> str:
     return _table(heads, [[row.label for row in rows], *columns], numbers, titles)
 
 
-def _td(text: str, kind: str = "") -> str:
-    return f'<td class="{kind}">{escape(text)}</td>' if kind else f"<td>{escape(text)}</td>"
+def _td(text: str, css_class: str = "") -> str:
+    return f'<td class="{css_class}">{escape(text)}</td>' if css_class else f"<td>{escape(text)}</td>"
 
 
-def _tds(texts: Iterable[str], kind: str = "") -> list[str]:
-    return [_td(text, kind) for text in texts]
+def _tds(texts: Iterable[str], css_class: str = "") -> list[str]:
+    return [_td(text, css_class) for text in texts]
 
 
 def _table(

@@ -103,13 +103,17 @@ def _is_possible(launch: PlannedLaunch) -> bool:
     fixed = {name: int(getattr(plan, name)) for name in FIXABLE}
     splits = {name for name in SPLITS if fixed[name] > 1}
     tried: dict[str, Any] = {"micro_batches": [plan.micro_batch], "max_tensor": plan.tensor, "fixed": fixed}
-    if plan.compressor != NO_COMPRESSOR or plan.recompute not in software.kinds or splits - {*software.splits}:
+    if (
+        plan.compressor != NO_COMPRESSOR
+        or plan.recompute not in software.recompute_modes
+        or splits - {*software.splits}
+    ):
         return False
     try:
         same = candidates(launch.architecture.limits(), [plan.gpus], plan.global_batch, software, **tried)
     except InputError:
         return False
-    return len(with_options(same, fixed, software, software.kinds)[0]) > 0
+    return len(with_options(same, fixed, software, software.recompute_modes)[0]) > 0
 
 
 def stages(layers: int, plan: Plan) -> list[int]:

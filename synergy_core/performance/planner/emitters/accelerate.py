@@ -72,14 +72,14 @@ def read(text: str, gpus: int, folder: Path) -> Stated:
     """Reads a configuration, with the DeepSpeed file that it may name."""
     content = content_of(text)
     options = Options(content, "accelerate")
-    kind, processes = str(content["distributed_type"]).upper(), options.whole("num_processes")
+    distributed, processes = str(content["distributed_type"]).upper(), options.whole("num_processes")
     if processes not in (None, gpus):
         raise InputError(f"num_processes: {processes} is not gpus={gpus}; type gpus={processes}, or change one.")
     precision = str(content.get("mixed_precision") or "no").lower()
     settings = options.settings()
     phrases = options.not_modelled()
     script: dict[str, tuple[int | None, str]] = {"micro_batch": (None, "the training script sets the micro-batch")}
-    if kind == "DEEPSPEED":
+    if distributed == "DEEPSPEED":
         if path := options.get("deepspeed_config.deepspeed_config_file"):
             return Stated({}, not_modelled=phrases).joined(deepspeed.stated(file_beside(folder, path)))
         zero: dict[str, Any] = {"stage": options.get("deepspeed_config.zero_stage", 2)}
@@ -89,14 +89,14 @@ def read(text: str, gpus: int, folder: Path) -> Stated:
         steps = {deepspeed.STEPS: settings.get("accumulation")}
         found = deepspeed.stated({"zero_optimization": zero, **steps, **enabled})
         return Stated({}, assumed=script, not_modelled=phrases).joined(found)
-    if kind not in ("FSDP", "MULTI_GPU", "NO", "FALSE"):
-        raise InputError(f"distributed_type: {kind}; expected FSDP, DEEPSPEED, MULTI_GPU or NO.")
+    if distributed not in ("FSDP", "MULTI_GPU", "NO", "FALSE"):
+        raise InputError(f"distributed_type: {distributed}; expected FSDP, DEEPSPEED, MULTI_GPU or NO.")
     if precision != "bf16":
         phrases += (f"mixed_precision: {precision}",)
     machines = options.whole("num_machines")
     found = (
         fsdp(content.get("fsdp_config") or {}, on_node=gpus // machines if machines else 0)
-        if kind == "FSDP"
+        if distributed == "FSDP"
         else Stated({"zero": 0}, SOFTWARE[0])
     )
     assumed = script | {"recompute": (None, deepspeed.RECOMPUTE)}

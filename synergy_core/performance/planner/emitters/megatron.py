@@ -27,7 +27,7 @@ _BLOCK = "recompute-num-layers"
 _MOMENTS = ("exp-avg-dtype", "exp-avg-sq-dtype")
 _OPTIMIZERS = {"fp32": None, "bf16": "adamw_bf16", "fp8": "adamw8bit"}
 """The setting `optimizer` by the format of both moments (NVIDIA/Megatron-LM, megatron/training/arguments.py)."""
-_KINDS = {None: Recompute.NONE, "selective": Recompute.SELECTIVE, "full": Recompute.FULL}
+_GRANULARITIES = {None: Recompute.NONE, "selective": Recompute.SELECTIVE, "full": Recompute.FULL}
 """Recomputation mode by value of --recompute-granularity, if there is no --recompute-modules."""
 CORE = "core_attn"
 _MODULES = ("mlp", "layernorm", "moe_act", "shared_experts", "mla_up_proj")
@@ -140,9 +140,9 @@ def stated(words: Sequence[str], gpus: int) -> Stated:
     settings = options.settings()
     granularity = options.pop("recompute-granularity", None)
     granularity = "selective" if options.pop("recompute-activations", False) else granularity
-    if granularity not in _KINDS:
+    if granularity not in _GRANULARITIES:
         raise InputError(f"--recompute-granularity {granularity}: expected selective or full.")
-    recompute = _KINDS[granularity]
+    recompute = _GRANULARITIES[granularity]
     if granularity == "selective" and modules:
         if unknown_modules := modules - set(_MODULES):
             wrong = " ".join(sorted(unknown_modules))
@@ -210,8 +210,8 @@ def _model(a: transformer.Architecture, *, dispatcher: str) -> list[str]:
     """Arguments for the model's sizes. dispatcher: how tokens get to experts: `alltoall`, or `flex` with DeepEP."""
     sizes = rules("megatron")["sizes"]
 
-    def written(kind: str) -> list[str]:
-        return [f"--{name} {int(value)}" for name, field in sizes[kind].items() if (value := getattr(a, field))]
+    def written(section: str) -> list[str]:
+        return [f"--{name} {int(value)}" for name, field in sizes[section].items() if (value := getattr(a, field))]
 
     lines = [*written("all"), f"--make-vocab-size-divisible-by {VOCABULARY_UNIT}"]
     lines.append(f"--position-embedding-type {'learned_absolute' if a.learned_positions else 'rope'}")
@@ -233,8 +233,8 @@ def _model(a: transformer.Architecture, *, dispatcher: str) -> list[str]:
         lines += ["--moe-enable-deepep"] if dispatcher == "flex" else []
         sparse = [int(bool(a.has_experts(each))) for each in range(int(a.layers))]
         if not all(sparse):  # Megatron's notation of layers with experts: `[0]*3+[1]*58`.
-            runs = [(kind, len(list(run))) for kind, run in groupby(sparse)]
-            lines.append(f"--moe-layer-freq {'+'.join(f'[{kind}]*{length}' for kind, length in runs)}")
+            runs = [(has_experts, len(list(run))) for has_experts, run in groupby(sparse)]
+            lines.append(f"--moe-layer-freq {'+'.join(f'[{has_experts}]*{length}' for has_experts, length in runs)}")
         if a.shared_experts:
             lines.append(f"--moe-shared-expert-intermediate-size {a.shared_experts * a.expert_ffn}")
         if a.capacity:

@@ -154,9 +154,9 @@ def _zero(options: Options, shards: int, pipeline: int) -> int:
 def _recompute(options: Options) -> Recompute:
     mode = options.get("activation_checkpoint.mode", "selective")
     option = str(options.get("activation_checkpoint.selective_ac_option", "2"))
-    for kind, settings in _RECOMPUTES.items():
+    for mode_found, settings in _RECOMPUTES.items():
         if settings["mode"] == mode and (mode != "selective" or option == "op"):
-            return kind
+            return mode_found
     raise InputError(
         f"activation_checkpoint: mode {mode}, option {option}: expected mode none, full, or selective with "
         'selective_ac_option = "op".'

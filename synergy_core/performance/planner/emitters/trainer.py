@@ -47,14 +47,14 @@ def stated(content: Mapping[str, Any], gpus: int, folder: Path, form: str) -> St
 
     options = Options({key: value for key, value in content.items() if key != "deepspeed"}, form)
     settings = options.settings()
-    kind = content.get("finetuning_type", content.get("adapter", "lora" if content.get("use_peft") else None))
-    if kind in ("lora", "qlora"):
+    method = content.get("finetuning_type", content.get("adapter", "lora" if content.get("use_peft") else None))
+    if method in ("lora", "qlora"):
         flags = [bits for name, bits in _BITS.items() if options.pop(name, None)]
-        default = flags[0] if flags else 4 if kind == "qlora" else None
+        default = flags[0] if flags else 4 if method == "qlora" else None
         bits = options.whole("quantization_bit") or default
         ranks = map(options.whole, ("lora_rank", "lora_r"))
         settings |= {"lora": next(filter(None, ranks), DEFAULT_RANK)} | ({"quantize": bits} if bits else {})
-    if kind == "freeze":
+    if method == "freeze":
         settings["trainable_layers"] = options.whole("freeze_trainable_layers") or DEFAULT_TRAINABLE
     phrases = options.not_modelled()
     if "seq_len" in settings and not any(content.get(each) for each in _PACKED):

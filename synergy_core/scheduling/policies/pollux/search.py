@@ -61,23 +61,23 @@ def bounds_of(
 ) -> MatrixBounds:
     """Pads the nodes and chooses the smallest integer type that holds every sum."""
     total = int(capacity.sum())
-    kind: type[np.unsignedinteger] = np.uint8 if total <= np.iinfo(np.uint8).max else np.uint16
-    room = padded(capacity[None, :], kind)[0]
+    dtype: type[np.unsignedinteger] = np.uint8 if total <= np.iinfo(np.uint8).max else np.uint16
+    room = padded(capacity[None, :], dtype)[0]
     shuffles = random.permuted(np.tile(np.arange(len(room)), (SHUFFLES, 1)), axis=1)
-    most: Matrices = np.minimum(most_gpus, np.iinfo(kind).max).astype(kind)
+    most: Matrices = np.minimum(most_gpus, np.iinfo(dtype).max).astype(dtype)
     # With J jobs, the probability is 1/J for any entry, and 1 − (1 − 1/J)·(1 − 1/c) for each of c non-zero entries.
     jobs = max(1, len(base))
     alone = 1.0 / np.maximum(np.arange(jobs + 1), 1)
     either = np.minimum(np.rint(STEPS * (1.0 - (1.0 - 1.0 / jobs) * (1.0 - alone))), STEPS - 1).astype(np.uint16)
     rate = np.uint16(min(round(STEPS / jobs), STEPS - 1))
     offsets = np.arange(len(base))[:, None]
-    return MatrixBounds(padded(base, kind), room, most, most_nodes, shuffles, offsets, (rate, either - rate))
+    return MatrixBounds(padded(base, dtype), room, most, most_nodes, shuffles, offsets, (rate, either - rate))
 
 
-def padded(table: NDArray[np.integer], kind: type[np.unsignedinteger]) -> Matrices:
+def padded(table: NDArray[np.integer], dtype: type[np.unsignedinteger]) -> Matrices:
     """Adds zeros to the last axis until it fills whole 64-bit words: (…, nodes) → (…, padded nodes)."""
-    lanes = 8 // np.dtype(kind).itemsize
-    result = np.zeros((*table.shape[:-1], -(-table.shape[-1] // lanes) * lanes), dtype=kind)
+    lanes = 8 // np.dtype(dtype).itemsize
+    result = np.zeros((*table.shape[:-1], -(-table.shape[-1] // lanes) * lanes), dtype=dtype)
     result[..., : table.shape[-1]] = table
     return result
 
