@@ -74,8 +74,8 @@ class OnEvents:
         engine = self._engine
         if exit_s := job.costs.exit_s:
             self._departures.settle(now_s)
-            self._departures.stop(job, placed, now_s, min(now_s, job.end_s) + exit_s)
-        if now_s >= job.end_s:
+            self._departures.stop(job, placed, now_s, min(now_s, job.instants.end_s) + exit_s)
+        if now_s >= job.instants.end_s:
             job.completion.cancel()
             engine.end(job)
             return False
@@ -215,7 +215,7 @@ class Rounds:
             if job.job_id in relocated:
                 engine.occupy((job, placed, job.share))
             else:
-                earliest_s = within_quota_s.get(job.virtual_cluster, 0.0)
+                earliest_s = within_quota_s.get(job.request.virtual_cluster, 0.0)
                 self._launch(job, placed, earliest_s, next_start_s, shared_s)
         for job in decision.retuned:
             if job.share is not None:
@@ -237,10 +237,10 @@ class Rounds:
     def _end_lease(self, job: SimulatedJob, placed: Placed, boundary_s: float) -> bool:
         """Stops the job at the boundary; returns False if it finishes by then, so that there is nothing to stop."""
         self._engine.look_ahead(boundary_s, [job])
-        own = job.end_s <= boundary_s and not (job.end_s == boundary_s and job.ends_after_decision)
-        stop_s = max(boundary_s, job.began_s)  # a launch can wait for its GPUs longer than a round lasts
-        free_s = (job.end_s if own else stop_s) + job.costs.exit_s
-        self._departures.stop(job, placed, max(self._engine.env.now, job.began_s))
+        own = job.instants.end_s <= boundary_s and not (job.instants.end_s == boundary_s and job.ends_after_decision)
+        stop_s = max(boundary_s, job.instants.began_s)  # a launch can wait for its GPUs longer than a round lasts
+        free_s = (job.instants.end_s if own else stop_s) + job.costs.exit_s
+        self._departures.stop(job, placed, max(self._engine.env.now, job.instants.began_s))
         self._departures.leave(job, free_s)
         if own:
             self._engine.scheduler.finish(job, free_s)
@@ -267,7 +267,7 @@ class Rounds:
         self._engine.at(start_s, self._engine.occupy, (job, placed, job.share))
         self._engine.run_from(job, start_s)
         if start_s >= next_start_s + self._round_s:
-            job.keeps_until_s = max(job.keeps_until_s, job.first_step_s)
+            job.instants.keeps_until_s = max(job.instants.keeps_until_s, job.instants.first_step_s)
 
     def _within_quota_s(self, starts: list[tuple[SimulatedJob, Placed]]) -> dict[str, float]:
         """By tenant with a quota, the instant at which enough of its stopped jobs have left for these starts."""
@@ -275,6 +275,6 @@ class Rounds:
             return {}
         held_gpus = Counter[str]()
         for job in {**self._engine.launched, **{job.job_id: job for job, _ in starts}}.values():
-            held_gpus[job.virtual_cluster] += job.held_gpus
+            held_gpus[job.request.virtual_cluster] += job.held_gpus
         within_s = self._departures.within_quota_s
         return {name: within_s(name, held_gpus[name], quota) for name, quota in self._quotas.items()}

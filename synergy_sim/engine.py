@@ -213,7 +213,7 @@ class Engine:
 
     def _stopped_too_early(self, job: SimulatedJob, stop_s: float) -> InputError:
         """The error if runs are stopped for ever before they save any progress; this job's run was the last."""
-        interval_s, ran_s = job.costs.checkpoint_interval_s, max(0.0, stop_s - job.began_s)
+        interval_s, ran_s = job.costs.checkpoint_interval_s, max(0.0, stop_s - job.instants.began_s)
         saves = f" and saves every {interval_s:g} s" if interval_s else ""
         return InputError(
             f"no job has advanced in the last {self._in_vain:,} runs, because each was stopped too early: "
@@ -257,15 +257,17 @@ class Engine:
         A job whose last run was stopped before it saved anything keeps its GPUs until its first checkpoint.
         """
         job.carry_on(start_s)
-        job.keeps_until_s = -NEVER if job.saved else job.first_step_s + job.costs.checkpoint_interval_s
-        job.began_s = start_s
+        job.instants.keeps_until_s = (
+            -NEVER if job.saved else job.instants.first_step_s + job.costs.checkpoint_interval_s
+        )
+        job.instants.began_s = start_s
         self.launched[job.job_id] = job
-        if job.end_s < NEVER:
+        if job.instants.end_s < NEVER:
             self._complete_later(job)
 
     def _complete_later(self, job: SimulatedJob) -> None:
         """Schedules the job's known end; an end that was rounded down comes after decisions at the same time."""
-        delay_s = job.end_s + job.costs.exit_s - self.env.now
+        delay_s = job.instants.end_s + job.costs.exit_s - self.env.now
         job.completion = Call(self.env, delay_s, self._finish, job, AFTER_DECISIONS if job.ends_after_decision else 1)
 
     def reshare(self, job: SimulatedJob, from_s: float) -> None:
@@ -278,7 +280,7 @@ class Engine:
         if job.completion is not None:
             job.completion.cancel()
             job.completion = None
-        if job.end_s < NEVER:
+        if job.instants.end_s < NEVER:
             self._complete_later(job)
 
     def _note_share(self, change: tuple[SimulatedJob, Share]) -> None:
@@ -296,7 +298,7 @@ class Engine:
             return
         job.ends_after_decision = False
         job.completion.cancel()
-        if job.end_s + job.costs.exit_s <= self.env.now:
+        if job.instants.end_s + job.costs.exit_s <= self.env.now:
             self.end(job)
         else:
             self._complete_later(job)
@@ -312,7 +314,7 @@ class Engine:
         while pending:
             halted = [job for job in pending if not job.look_ahead(until_s)]
             for job in pending:
-                if job.end_s < NEVER and job.completion is None:
+                if job.instants.end_s < NEVER and job.completion is None:
                     self._complete_later(job)
             if halted:
                 self.scheduler.refresh(halted)

@@ -125,10 +125,7 @@ class ExecutionModel:
 
 @dataclass(slots=True, eq=False, repr=False)
 class SimulatedJob(Job):
-    """A job with the truth about it: its run time, its costs and its progress.
-
-    `first_step_s` (see `Job`) is the time at which its present run begins to train.
-    """
+    """A job with the truth about it: its run time, its costs and its progress."""
 
     duration_s: float
     """Run time without interruptions and costs, in seconds, at a speed of 1."""
@@ -142,12 +139,8 @@ class SimulatedJob(Job):
     """Seconds of training left at its last stop, at a speed of 1."""
     on_gpus: int = field(default=0, init=False)
     """Number of GPUs that it physically holds; `held_gpus` are those that the scheduler has given it."""
-    end_s: float = field(default=NEVER, init=False)
-    """Time of the end of its last step; NEVER if it is unknown."""
     ends_after_decision: bool = field(default=False, init=False)
-    """Whether `end_s` was rounded down, so that the job ends after a decision at the same time."""
-    began_s: float = field(default=0.0, init=False)
-    """Time at which its last run gets its GPUs, which may be in the future."""
+    """Whether `instants.end_s` was rounded down, so that the job ends after a decision at the same time."""
     done_s: float = field(default=0.0, init=False)
     """Training of the present run up to `since_s`, in seconds at a speed of 1."""
     since_s: float = field(default=0.0, init=False)
@@ -174,32 +167,37 @@ class SimulatedJob(Job):
     def remaining_s(self) -> float:
         """Seconds from `settled_s` until the end of the job's last step if it then runs without interruption."""
         if self.running:
-            return self.end_s - self.settled_s
-        return self.left_work_s + (self.costs.launch_s if self.first_start_s == NEVER else self.costs.restart_s)
+            return self.instants.end_s - self.service.settled_s
+        return self.left_work_s + (self.costs.launch_s if self.service.first_start_s == NEVER else self.costs.restart_s)
 
     def carry_on(self, start_s: float) -> None:
         """Computes the times of the job's first step and of its end if it holds its GPUs from `start_s` on."""
         if self.moved:
-            self.first_step_s = max(start_s, self.first_step_s)
+            self.instants.first_step_s = max(start_s, self.instants.first_step_s)
         else:
-            self.first_step_s = start_s + self.delay_s()
+            self.instants.first_step_s = start_s + self.delay_s()
         self.done_s = 0.0
-        self._go_on(self.first_step_s)
+        self._go_on(self.instants.first_step_s)
 
     def _go_on(self, from_s: float) -> None:
         """Computes the job's end if it trains with its present share from `from_s` on."""
         self.since_s = from_s
         left_s = self.left_work_s - self.done_s
         self.rate = self._rate_here()
-        self.end_s = from_s + (left_s if self.rate == 1.0 else on_grid(left_s / self.rate))
+        self.instants.end_s = from_s + (left_s if self.rate == 1.0 else on_grid(left_s / self.rate))
 
     def _rate_here(self) -> float:
         """The job's speed on its GPUs with its share of CPUs and memory."""
-        if self.requested is None and self.speeds is None:
+        requested = self.request.share
+        if requested is None and self.speeds is None:
             return 1.0
         host = self.hosts[self.placement[0][0]]
         rate = 1.0 if self.speeds is None else self.speeds[host.gpu_type]
-        return rate if self.requested is None else rate * by_request(self.requested, self.share or host.proportional)
+        return (
+            rate
+            if self.request.share is None
+            else rate * by_request(self.request.share, self.share or host.proportional)
+        )
 
     def look_ahead(self, until_s: float) -> bool:
         """Whether the job is simulated up to `until_s`; always true for a job that only has a run time."""
@@ -211,13 +209,13 @@ class SimulatedJob(Job):
 
     def work_done(self) -> tuple[float, float]:
         """A fraction of the job's work, and the instant from which on the job does the rest, if it runs."""
-        return 1.0 - self.left_work_s / self.duration_s if self.duration_s else 0.0, self.first_step_s
+        return 1.0 - self.left_work_s / self.duration_s if self.duration_s else 0.0, self.instants.first_step_s
 
     def advances(self, now_s: float) -> bool:
         """Whether the job, saved or not, has done `MIN_ADVANCE` more of its work than when this was last true."""
         done, since_s = self.work_done()
-        if since_s < now_s <= self.end_s < NEVER:
-            done += (1.0 - done) * (now_s - since_s) / (self.end_s - since_s)
+        if since_s < now_s <= self.instants.end_s < NEVER:
+            done += (1.0 - done) * (now_s - since_s) / (self.instants.end_s - since_s)
         if done <= self.farthest + MIN_ADVANCE:
             return False
         self.farthest = done
@@ -232,9 +230,9 @@ class SimulatedJob(Job):
 
     def reshare(self, from_s: float) -> bool:
         """Continues from `from_s` on with the present share; returns whether the speed has changed."""
-        if self.requested is None or self.share is None or self._rate_here() == self.rate:
+        if self.request.share is None or self.share is None or self._rate_here() == self.rate:
             return False
-        if self.end_s <= from_s:
+        if self.instants.end_s <= from_s:
             return False
         self.done_s += self.rate * max(0.0, from_s - self.since_s)
         self._go_on(max(from_s, self.since_s))
@@ -242,26 +240,26 @@ class SimulatedJob(Job):
 
     def delay_s(self) -> float:
         """Seconds from receiving its GPUs to its first step on them."""
-        return self.costs.restart_s if self.restarts else self.costs.launch_s
+        return self.costs.restart_s if self.service.restarts else self.costs.launch_s
 
     def unsaved_s(self, now_s: float) -> float:
         """Seconds of training since the first step or last checkpoint; 0 if the job saves whenever it is stopped."""
         interval_s = self.costs.checkpoint_interval_s
-        return max(0.0, now_s - self.first_step_s) % interval_s if interval_s > 0 else 0.0
+        return max(0.0, now_s - self.instants.first_step_s) % interval_s if interval_s > 0 else 0.0
 
     def break_off(self, stop_s: float) -> bool:
         """Stops training at `stop_s`; returns whether this run made progress. Progress since the last checkpoint is
         lost if the job has a checkpoint interval.
         """
-        until_s = stop_s if stop_s < self.end_s else self.end_s
+        until_s = stop_s if stop_s < self.instants.end_s else self.instants.end_s
         done_s = self.done_s
         if until_s > self.since_s:
             done_s += self.rate * (until_s - self.since_s)
         interval_s = self.costs.checkpoint_interval_s
-        if interval_s > 0 and stop_s < self.end_s and not (self.running and self.moved):
+        if interval_s > 0 and stop_s < self.instants.end_s and not (self.running and self.moved):
             saved_s = floor(done_s / interval_s) * interval_s
             self.lost_gpu_s += (done_s - saved_s) * self.gpus
             done_s = saved_s
         self.left_work_s -= on_grid(done_s)
-        self.end_s = NEVER
+        self.instants.end_s = NEVER
         return done_s > 0

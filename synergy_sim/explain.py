@@ -39,7 +39,7 @@ from synergy_core.scheduling.decisions.reasons import (
     free_share,
 )
 from synergy_core.scheduling.jobs.cluster import BOARD_GPUS, Cluster, Share
-from synergy_core.scheduling.jobs.record import Placed
+from synergy_core.scheduling.jobs.record import Placed, Request
 from synergy_core.scheduling.jobs.spec import JobSpec
 from synergy_core.scheduling.policies import OrderingPolicy, Policy, SharingPolicy
 from synergy_core.units import Floats, format_duration, format_gpus, format_instant, format_share, parse_duration_s
@@ -192,19 +192,20 @@ class Facts:
                     float(shares.cpus[rows[-1]]) / job.gpus, float(shares.memory_bytes[rows[-1]]) / job.gpus
                 )
         if self._submissions:  # set last, because the request must not change the run time of the stored events
-            job.spec, job.requested = self._submissions[job_id]
+            job.spec, share = self._submissions[job_id]
+            job.request = job.request._replace(share=share)
         if self.policy.preemptive:
             job.settle(now_s)  # without preemption, reservations need the start of the run in `settled_s`
         return job
 
     def _jump(self, job: SimulatedJob, until_s: float) -> None:
         """Applies changes of the job's key up to `until_s` that come with time, not with an event."""
-        at_s = job.settled_s
+        at_s = job.service.settled_s
         while isinstance(self.policy, OrderingPolicy) and (next_s := next_jump_s(self.policy, job, at_s)) is not None:
             if next_s > until_s:
                 break
             after_jump(self.policy, job, next_s)
-            at_s = max(next_s, job.settled_s)
+            at_s = max(next_s, job.service.settled_s)
 
     def submitted(self, job_id: int) -> SimulatedJob:
         """The job as it arrived, with its logged run time and the speeds of GPU types.
@@ -234,8 +235,7 @@ class Facts:
             costs,
             hosts=self.cluster.node_type_of,
             speeds=rates,
-            estimate_s=float(columns["estimate_s"]),
-            **names,
+            request=Request(estimate_s=float(columns["estimate_s"]), **names),
         )
         job.predicted_duration_s = float(columns["predicted_duration_s"])
         return job
@@ -372,7 +372,7 @@ def demand(seen: Snapshot[SimulatedJob], job: SimulatedJob) -> Demand | None:
         wanted,
         seen.cluster.proportional[kind],
         applicant.speed(kind, wanted),
-        known=job.requested is not None or seen.needs.profile(job) is not None,
+        known=job.request.share is not None or seen.needs.profile(job) is not None,
     )
     has, free = job.share, None
     if not job.running or has is None:
@@ -432,8 +432,8 @@ class Answer:
         self.job_id = job_id
         self.name = str(facts.jobs["job_name"][job_id])
         self.gpus = job.gpus
-        self.gpu_type = job.gpu_type
-        self.tenant = job.virtual_cluster
+        self.gpu_type = job.request.gpu_type
+        self.tenant = job.request.virtual_cluster
         self.submit_time_s = job.submit_time_s
         self.time_s = at_s
         self.state = "running" if job.running else "waiting" if active else "ended"
@@ -683,7 +683,7 @@ def _submissions(run: StoredRun, settings: SimulatorSettings) -> list[tuple[JobS
                 "SYNERGY_DATA as it was, or run that policy again."
             )
     jobs = jobs_of(workload, made.cluster, made.execution, made.truth, tunes_batch=False)
-    return [(job.spec, job.requested) for job in jobs]
+    return [(job.spec, job.request.share) for job in jobs]
 
 
 if __name__ == "__main__":

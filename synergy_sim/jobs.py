@@ -14,7 +14,7 @@ import numpy as np
 from synergy_core.performance.planner import tables
 from synergy_core.performance.planner.plan import Plan
 from synergy_core.scheduling.jobs.cluster import Cluster, Share
-from synergy_core.scheduling.jobs.record import NEVER, Placed
+from synergy_core.scheduling.jobs.record import NEVER, Placed, Request
 from synergy_core.scheduling.jobs.spec import InputShare, JobSpec, Shape, StepReport
 from synergy_core.scheduling.jobs.testbed_profiles import degrees_of
 from synergy_core.units import on_grid
@@ -96,8 +96,8 @@ class SimulatedTraining(SimulatedJob, ABC):
 
         The result is rounded to the grid of times. It is a sum over epochs, as equal work can take different times.
         """
-        if self.running and self.end_s < NEVER:
-            return self.end_s - self.settled_s
+        if self.running and self.instants.end_s < NEVER:
+            return self.instants.end_s - self.service.settled_s
         ends, gains = self.application.work_at_epoch_end, self.application.gains(self.requested_batch)
         done, before, total, left = self.progress / self.work_scale, 0.0, 0.0, 0.0
         for end, gain in zip(ends, gains, strict=True):
@@ -115,21 +115,21 @@ class SimulatedTraining(SimulatedJob, ABC):
     def carry_on(self, start_s: float) -> None:
         """Prepares to train on new GPUs from `start_s` on; a job that moved without cost continues without delay."""
         if self.moved:
-            self.first_step_s = max(start_s, self.first_step_s)
+            self.instants.first_step_s = max(start_s, self.instants.first_step_s)
         else:
-            self.first_step_s = start_s + self.delay_s()
+            self.instants.first_step_s = start_s + self.delay_s()
             self._began_with = self.progress
-        self.at_s = self.first_step_s
+        self.at_s = self.instants.first_step_s
         self._left_s = NEVER
         self._node_gpus = tuple(mask.bit_count() for _, mask in self.placement)
         self._held = Shape(self.cluster.type_of(self.placement), len(self._node_gpus), sum(self._node_gpus))
-        self._run = self.restarts
+        self._run = self.service.restarts
         self._share = self.share
         self._node = self.cluster.node_type_of[self.placement[0][0]]
         self._must_choose = True
         self._trained_with = None
         self._seen_s = start_s
-        self.end_s = NEVER
+        self.instants.end_s = NEVER
         if not self.tunes_batch:
             self._choose_fixed()
             self._foresee()
@@ -140,7 +140,7 @@ class SimulatedTraining(SimulatedJob, ABC):
             self.moved
             and self.whole_rounds_s > 0
             and not self.tunes_batch
-            and self.at_s <= now_s < self.end_s
+            and self.at_s <= now_s < self.instants.end_s
             and self.costs.checkpoint_interval_s == 0
             and self.share == self._share
             and self.cluster.node_type_of[self.placement[0][0]] is self._node
@@ -149,14 +149,14 @@ class SimulatedTraining(SimulatedJob, ABC):
 
     def reshare(self, from_s: float) -> bool:
         """Continues from `from_s` on with the present share; returns whether the share has changed."""
-        if self.share == self._share or self.end_s <= from_s:
+        if self.share == self._share or self.instants.end_s <= from_s:
             return False
         self._train_until(from_s)
         if self.epoch == len(self.application.work_at_epoch_end):
             return False  # all steps are done; the job only waits for the end of its round
         self._share = self.share
         self._must_choose = True
-        self.end_s = NEVER
+        self.instants.end_s = NEVER
         if not self.tunes_batch:
             self._foresee()
         return True
@@ -170,7 +170,7 @@ class SimulatedTraining(SimulatedJob, ABC):
 
     def delay_s(self) -> float:
         """Seconds from getting GPUs to the first step; `resize_s` if the job just released others of the same type."""
-        resized = self._left_s == self.settled_s and self._held.gpu_type == self.cluster.type_of(self.placement)
+        resized = self._left_s == self.service.settled_s and self._held.gpu_type == self.cluster.type_of(self.placement)
         return self.costs.resize_s if resized else super().delay_s()
 
     def break_off(self, stop_s: float) -> bool:
@@ -178,16 +178,16 @@ class SimulatedTraining(SimulatedJob, ABC):
 
         A job with a checkpoint interval loses its progress since the last checkpoint.
         """
-        self._left_s = stop_s if stop_s >= self.first_step_s else NEVER
+        self._left_s = stop_s if stop_s >= self.instants.first_step_s else NEVER
         self._train_until(stop_s)
         if (lost_s := self.unsaved_s(stop_s)) and not (self.running and self.moved):
-            saved = stop_s - self.first_step_s >= self.costs.checkpoint_interval_s
+            saved = stop_s - self.instants.first_step_s >= self.costs.checkpoint_interval_s
             self.progress = max(self._began_with, self.progress - self._rate * lost_s) if saved else self._began_with
             self.epoch = bisect_right(self.application.work_at_epoch_end, self.progress / self.work_scale)
             self.lost_gpu_s += lost_s * self._held.gpus
         # Rounding can leave no work although the last step was not counted. Then the job needs one more start.
         self.epoch = min(self.epoch, len(self.application.work_at_epoch_end) - 1)
-        self.end_s = self.due_s = NEVER
+        self.instants.end_s = self.due_s = NEVER
         if self.task is not None:
             self.task.done_work = self.progress
         return self.progress > self._began_with
@@ -198,7 +198,7 @@ class SimulatedTraining(SimulatedJob, ABC):
         Returns False if the job's performance model is outdated: refresh it and call again. The progress of a pass that
         lasts beyond `until_s` is not updated.
         """
-        if not self.tunes_batch or self.at_s >= until_s or self.end_s < NEVER:
+        if not self.tunes_batch or self.at_s >= until_s or self.instants.end_s < NEVER:
             return True
         task = self.task
         assert task is not None
@@ -216,7 +216,7 @@ class SimulatedTraining(SimulatedJob, ABC):
                     self._must_choose = True
                 break
             self._cross()
-            if self.end_s < NEVER:
+            if self.instants.end_s < NEVER:
                 return True
             self._must_choose = True
             if self.at_s >= until_s:
@@ -226,12 +226,12 @@ class SimulatedTraining(SimulatedJob, ABC):
 
     def report(self, now_s: float) -> None:
         """Reports the work done to the job's task and, if the policy learns it, the speed of input preparation."""
-        if self.running and now_s > self.first_step_s:
+        if self.running and now_s > self.instants.first_step_s:
             self._report_input()
         if self.running and now_s > self.at_s:
             if not self.tunes_batch:
                 self._walk(now_s)
-            elif self.end_s == NEVER:
+            elif self.instants.end_s == NEVER:
                 self._settle(now_s)
         if self.task is not None:
             self.task.done_work = self.progress
@@ -348,8 +348,8 @@ class SimulatedTraining(SimulatedJob, ABC):
         if self.epoch == len(self.application.work_at_epoch_end):
             if self.whole_rounds_s:
                 true_s = self.at_s = ceil(true_s / self.whole_rounds_s - ROUNDING) * self.whole_rounds_s
-            self.end_s = on_grid(self.at_s)
-            self.ends_after_decision = true_s > self.end_s
+            self.instants.end_s = on_grid(self.at_s)
+            self.ends_after_decision = true_s > self.instants.end_s
 
     def _walk(self, until_s: float) -> None:
         """Trains at the fixed batch, pass by pass, up to `until_s` or the job's end."""
@@ -426,7 +426,7 @@ class PlannedJob(SimulatedTraining):
     _ran_out = False
 
     def has_run_out(self, now_s: float) -> bool:
-        return self._ran_out and now_s > self.first_step_s
+        return self._ran_out and now_s > self.instants.first_step_s
 
     def stays(self, now_s: float) -> bool:
         """As for any job, but a job that has run out of memory does not stay where it cannot train."""
@@ -515,25 +515,20 @@ def jobs_of(
         rows = zip(*(column[first : first + chunk].tolist() for column in (*columns, *codes)), strict=True)
         for job_id, (submit_s, gpus, duration_s, estimate_s, tenant, user, kind, model) in enumerate(rows, first):
             row = job_id, submit_s, gpus, duration_s, costs[model]
-            more: dict[str, Any] = {
-                "virtual_cluster": work.virtual_clusters[tenant],
-                "user": work.users[user],
-                "gpu_type": work.gpu_types[kind],
-                "estimate_s": estimate_s,
-            }
+            request = Request(work.virtual_clusters[tenant], work.users[user], work.gpu_types[kind], estimate_s)
             if truth is not None and job_id in is_trained:
                 name, scale = work.models[model], float(work.work_scale[job_id])
                 make: type[SimulatedTraining] = DataParallelJob
+                application: Application
                 if truth.plans(name):
                     make = ProfiledJob if name in truth.profile else PlannedJob
-                    more["application"] = truth.planned_application(
-                        name, int(work.global_batch[job_id]), cluster, scale
-                    )
+                    application = truth.planned_application(name, int(work.global_batch[job_id]), cluster, scale)
                 else:
-                    more["application"] = truth.application(name)
+                    application = truth.application(name)
                 yield make(
                     *row,
-                    **more,
+                    request=request,
+                    application=application,
                     spec=truth.spec(work, job_id, cluster, costs[model]),
                     work_scale=scale,
                     slowdown=truth.slowdown.get(name, 1.0),
@@ -543,9 +538,9 @@ def jobs_of(
                     disturbance=truth.disturbance,
                 )
             else:
-                more["requested"] = requests[job_id] if requests else None
-                more["speeds"] = rates.get(gpus) if not more["gpu_type"] else None
-                yield SimulatedJob(*row, hosts, **more)
+                if requests:
+                    request = request._replace(share=requests[job_id])
+                yield SimulatedJob(*row, hosts, None if request.gpu_type else rates.get(gpus), request=request)
 
 
 def _requests(work: Workload, cluster: Cluster) -> list[Share | None]:

@@ -112,7 +112,7 @@ def at_work(then):
 
 
 def renames(job):
-    job._job.user = "somebody"
+    job._job.request = job._job.request._replace(user="somebody")
     return (job.submit_time_s,)
 
 

@@ -122,7 +122,7 @@ def test_job_that_is_not_demoted_yet_keeps_its_place(machines):
     for other in (1, 2):  # while nobody waits, nothing hangs on a jump
         scheduler.arrive(Job(other, 0.0, 8))
     scheduler.decide(0.0)
-    job.settled_s = 1_000.0  # as a round does whose lease begins later
+    job.service.settled_s = 1_000.0  # as a round does whose lease begins later
     scheduler.decide(3_250.0)
     assert job.queue_entered_s == 0.0
     scheduler.decide(4_250.0)

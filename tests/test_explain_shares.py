@@ -38,7 +38,7 @@ def stored(tmp_path, work, machines, name, **parameters):
     check(run)
     write_run(run, tmp_path / name, "")
     made = jobs_of(work, machines, execution, CATALOG, tunes_batch=False)
-    submissions = [(job.spec, job.requested) for job in made]
+    submissions = [(job.spec, job.request.share) for job in made]
     return Facts(read_run(tmp_path / name), policy, machines, execution, submissions=submissions)
 
 

@@ -5,13 +5,13 @@ from math import inf
 import pytest
 
 from synergy_core.scheduling.decisions.leaving import Departures
-from synergy_core.scheduling.jobs.record import Job
+from synergy_core.scheduling.jobs.record import Job, Request
 
 NODE_0, NODE_1 = ((0, 0b11),), ((1, 0b01),)
 
 
 def running(number=0, tenant="", *, since_s=0.0, placed=NODE_0):
-    job = Job(number, 0.0, 2, virtual_cluster=tenant)
+    job = Job(number, 0.0, 2, request=Request(tenant))
     job.started(since_s, placed)
     return job
 
@@ -37,7 +37,7 @@ def test_service_is_the_same_whether_the_exit_is_known_in_advance_or_learned(in_
         departures.leave(job, 130.0)
     departures.settle(130.0)
     assert departures.free_s(NODE_0) == departures.all_left_s == 0.0
-    assert (job.attained_service_gpu_s, job.settled_s) == (2 * 130.0, 130.0)
+    assert (job.attained_service_gpu_s, job.service.settled_s) == (2 * 130.0, 130.0)
 
 
 def test_job_waits_for_those_on_its_gpus_and_for_its_own_earlier_run():

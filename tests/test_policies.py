@@ -8,7 +8,7 @@ from jobs import RIGID, cluster, facts, finish_s, random_workload, work_ticks, w
 from synergy_core.errors import InputError
 from synergy_core.scheduling.decisions.order import DurationPredictor
 from synergy_core.scheduling.decisions.scheduler import scheduler_for
-from synergy_core.scheduling.jobs.record import Job
+from synergy_core.scheduling.jobs.record import Job, Request
 from synergy_core.scheduling.policies import AllocationPolicy, OrderingPolicy, get_policy, ordering_policy
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.simulate import simulate
@@ -55,7 +55,9 @@ def test_starving_job_goes_back_to_the_first_queue_and_its_counts_begin_at_zero(
 @pytest.mark.parametrize("finish_first", [True, False])
 def test_an_arrival_does_not_see_what_ends_at_its_instant_whichever_is_reported_first(finish_first):
     scheduler = scheduler_for(get_policy("qssf"), cluster(1))
-    long, short, late = (Job(number, submit_s, 1, user="u") for number, submit_s in enumerate((0.0, 0.0, 900.0)))
+    long, short, late = (
+        Job(number, submit_s, 1, request=Request(user="u")) for number, submit_s in enumerate((0.0, 0.0, 900.0))
+    )
     scheduler.arrive(long)
     scheduler.arrive(short)
     scheduler.decide(0.0)
@@ -71,8 +73,8 @@ def test_an_arrival_does_not_see_what_ends_at_its_instant_whichever_is_reported_
 
 
 def test_two_jobs_that_end_at_once_are_learnt_in_one_order():
-    jobs = [Job(number, 0.0, 1, user="u") for number in range(2)]
-    arriving = Job(2, 10.0, 1, user="u")
+    jobs = [Job(number, 0.0, 1, request=Request(user="u")) for number in range(2)]
+    arriving = Job(2, 10.0, 1, request=Request(user="u"))
     predictions = []
     for order in (jobs, jobs[::-1]):
         predictor = DurationPredictor()

@@ -162,7 +162,7 @@ def test_the_next_instant_is_the_first_at_which_the_bound_has_passed(runs, max_w
     guard.arrive(waiting)
 
     def is_late(instant_s):
-        return instant_s - waiting.waits_since_s >= guard.bound_s(instant_s)
+        return instant_s - waiting.service.waits_since_s >= guard.bound_s(instant_s)
 
     change_s = guard.next_change_s(now_s)
     if is_late(now_s):

@@ -12,7 +12,7 @@ from synergy_core.checking.conformance import conforms
 from synergy_core.errors import InputError
 from synergy_core.scheduling import policies
 from synergy_core.scheduling.decisions.allocation import AllocationScheduler
-from synergy_core.scheduling.jobs.record import Job
+from synergy_core.scheduling.jobs.record import Job, Request
 from synergy_core.scheduling.jobs.views import (
     JOB_VIEWS,
     Allocations,
@@ -53,7 +53,7 @@ def forgotten(monkeypatch):
 
 def seen(view):
     """A view of a job that knows the truth."""
-    return through(view, lambda job: job)(SimulatedJob(1, 0.0, 2, 600.0, Costs(), estimate_s=900.0))
+    return through(view, lambda job: job)(SimulatedJob(1, 0.0, 2, 600.0, Costs(), request=Request(estimate_s=900.0)))
 
 
 @pytest.mark.parametrize("view", JOB_VIEWS)

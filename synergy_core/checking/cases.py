@@ -12,7 +12,7 @@ from synergy_core.performance.planner.plan import Plan
 from synergy_core.scheduling.jobs.beliefs import Beliefs
 from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
 from synergy_core.scheduling.jobs.fitted import SynergyTask
-from synergy_core.scheduling.jobs.record import Placed
+from synergy_core.scheduling.jobs.record import Placed, Request
 from synergy_core.scheduling.jobs.samples import BATCH, SAMPLE_S, STEP_S, SYNC_S, TrialJob
 from synergy_core.scheduling.jobs.spec import JobSpec, Shape, StepReport
 from synergy_core.scheduling.jobs.views import SIZE_LIMITS, ClusterState
@@ -71,8 +71,8 @@ class PolicyCase(NamedTuple):
         """The scheduler's record of the job when it arrives."""
         job = self.jobs[number]
         return TrialJob(
-            number, job.submit_s, job.gpus, virtual_cluster=job.tenant, gpu_type=job.gpu_type,
-            estimate_s=1.5 * job.runs_s, duration_s=job.runs_s,
+            number, job.submit_s, job.gpus, duration_s=job.runs_s,
+            request=Request(job.tenant, gpu_type=job.gpu_type, estimate_s=1.5 * job.runs_s),
         )  # fmt: skip
 
 
@@ -121,7 +121,7 @@ def records(case: PolicyCase, *, then_s: float = 0.0, placed: bool = False) -> l
         runs = drawn.running and bool(where)
         if drawn.ran_s:
             job.started(NOW_S - drawn.ran_s if runs else drawn.submit_s, where or ((0, (1 << drawn.gpus) - 1),))
-            job.first_step_s = drawn.submit_s
+            job.instants.first_step_s = drawn.submit_s
             if not runs:
                 job.stopped(drawn.submit_s + drawn.ran_s)
         job.settle(NOW_S + then_s)
@@ -142,9 +142,9 @@ def state_of(
     drawn_jobs = [case.jobs[job.job_id] for job in jobs]
     must_stay = [limited and job.running and job.job_id % 2 == 0 for job in jobs]
     columns: dict[str, Any] = {
-        "gpu_type": [gpu_types.index(job.gpu_type) if job.gpu_type else -1 for job in jobs],
+        "gpu_type": [gpu_types.index(job.request.gpu_type) if job.request.gpu_type else -1 for job in jobs],
         "held_type": [gpu_types.index(machines.type_of(job.placement)) if job.running else -1 for job in jobs],
-        "virtual_cluster": [TENANTS.index(job.virtual_cluster) for job in jobs],
+        "virtual_cluster": [TENANTS.index(job.request.virtual_cluster) for job in jobs],
         "user": [0 for _ in jobs],
         "held_nodes": [len(job.placement) for job in jobs],
         "must_stay": must_stay,

@@ -182,9 +182,9 @@ class _Work:
                 with attributed(f"the stop of job {job.job_id} at {now_s:g} s"):
                     self.scheduler.requeue(job)
         for job, placed in decision.starts:
-            left_gpu_s = job.duration_s * job.gpus - job.attained_service_gpu_s
+            left_gpu_s = job.duration_s * job.gpus - job.service.attained_gpu_s
             self.ends_s[job.job_id] = max(now_s, grid_ceil(now_s + left_gpu_s / job.held_gpus))
-            job.first_step_s = now_s
+            job.instants.first_step_s = now_s
             self.done.append((now_s, "start", job.job_id, placed))
         self.check_placements()
         self.check_starved([job for job, _ in decision.starts], now_s)
@@ -203,8 +203,8 @@ class _Work:
         waiting = sorted((job for job in self.active.values() if not job.running), key=self._key)
         for job in self.active.values():
             if job.running:
-                quotas.use(job.virtual_cluster, job.held_gpus)
-                held[job.virtual_cluster, machines.type_of(job.placement)] += job.held_gpus
+                quotas.use(job.request.virtual_cluster, job.held_gpus)
+                held[job.request.virtual_cluster, machines.type_of(job.placement)] += job.held_gpus
         is_lent = machines.reclaims(policy.preemptive)
         over = {tenant: max(0, int(-quotas.left(tenant))) if is_lent else 0 for tenant in TENANTS}
         available = {}
@@ -216,11 +216,14 @@ class _Work:
         seen = set[str]()
         backfill = policy.backfill if isinstance(policy, OrderingPolicy) and not policy.preemptive else "greedy"
         for job in waiting:
-            lane = "" if backfill == "easy" else job.virtual_cluster
+            lane = "" if backfill == "easy" else job.request.virtual_cluster
             is_first = backfill == "greedy" or lane not in seen
             seen.add(lane)
-            fits = any(job.gpus <= available[each] for each in ([job.gpu_type] if job.gpu_type else machines.gpu_types))
-            if is_first and job.gpus <= quotas.left(job.virtual_cluster) and fits:
+            fits = any(
+                job.gpus <= available[each]
+                for each in ([job.request.gpu_type] if job.request.gpu_type else machines.gpu_types)
+            )
+            if is_first and job.gpus <= quotas.left(job.request.virtual_cluster) and fits:
                 found.append(job)
         return found
 
@@ -235,12 +238,12 @@ class _Work:
         starved = [job for job in self.active.values() if job.starved and not job.running]
         if not starved or (isinstance(self.policy, OrderingPolicy) and self.policy.backfill == "easy"):
             return
-        first = min(starved, key=lambda job: (job.waits_since_s, job.job_id))
+        first = min(starved, key=lambda job: (job.service.waits_since_s, job.job_id))
         kept = sum(job.held_gpus for job in self.active.values() if job.starved)
         stoppable = self.policy.preemptive and kept + first.gpus <= self.machines.gpus
         passed = not self.policy.preemptive and any(not job.starved for job in starts)
         if stoppable or passed:
-            raise Broken("ends", f"job {first.job_id} has waited from {first.waits_since_s:g} s to {now_s:g} s")
+            raise Broken("ends", f"job {first.job_id} has waited from {first.service.waits_since_s:g} s to {now_s:g} s")
 
     def check_placements(self) -> None:
         """Raises Broken unless held GPUs exist, have one holder, are of the requested type and within quotas."""
@@ -249,11 +252,11 @@ class _Work:
         used = [0] * machines.nodes
         by_tenant = dict.fromkeys(TENANTS, 0)
         for job in self.active.values():
-            by_tenant[job.virtual_cluster] += gpus_in(job.placement)
+            by_tenant[job.request.virtual_cluster] += gpus_in(job.placement)
             for node, mask in job.placement:
                 if used[node] & mask or mask >> sizes[node]:
                     raise Broken("placed", f"job {job.job_id} was given GPUs of node {node} that others hold")
-                if job.gpu_type and machines.type_of_node[node] != job.gpu_type:
+                if job.request.gpu_type and machines.type_of_node[node] != job.request.gpu_type:
                     raise Broken("placed", f"job {job.job_id} was given a node of {machines.type_of_node[node]}")
                 used[node] |= mask
         for tenant, gpus in by_tenant.items():

@@ -141,8 +141,11 @@ def _ordering(policy: OrderingPolicy, case: PolicyCase) -> None:
         _foretold(viewed, case, number, keys[number])
 
 
-def _fields(job: TrialJob) -> dict[str, Any]:
-    return {name: getattr(job, name) for type_ in type(job).__mro__ for name in getattr(type_, "__slots__", ())}
+def _fields(job: TrialJob) -> list[Any]:
+    """The values of all fields of the record and of its parts that change."""
+    parts = (job, job.service, job.instants)
+    slots = [(part, name) for part in parts for kind in type(part).__mro__ for name in getattr(kind, "__slots__", ())]
+    return [getattr(part, name) for part, name in slots]
 
 
 def _key(policy: OrderingPolicy, job: TrialJob) -> Key:

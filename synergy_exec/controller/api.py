@@ -340,7 +340,9 @@ class Api:
             {
                 **shown(execution, job),
                 "submitted_unix_s": self._controller.unix_s(job.submit_time_s),
-                "started_unix_s": self._controller.unix_s(job.first_start_s) if job.first_start_s < math.inf else None,
+                "started_unix_s": self._controller.unix_s(job.service.first_start_s)
+                if job.service.first_start_s < math.inf
+                else None,
                 "why": [{"kind": each.kind.name, "text": each.text} for each in reasons.get(job.job_id, ())],
             }
             for job in jobs
@@ -378,9 +380,9 @@ def shown(execution: Execution, job: ExecutedJob) -> dict[str, Any]:
         "reason": job.reason,
         "stopped": None if stopped is None else {"kind": stopped.name, "text": stopped.text},
         "note": job.seen.note,
-        "user": job.user,
-        "virtual_cluster": job.virtual_cluster,
-        "priority": job.priority,
+        "user": job.request.user,
+        "virtual_cluster": job.request.virtual_cluster,
+        "priority": job.request.priority,
         "submit_s": job.submit_time_s,
         "slots_asked": job.gpus,
         "slots": job.held_gpus,
@@ -392,7 +394,7 @@ def shown(execution: Execution, job: ExecutedJob) -> dict[str, Any]:
         "work_total": job.file.work,
         "goodput": _finite(job.goodput(None if plan is None else plan.global_batch)),
         "loss": _finite(job.seen.loss),
-        "restarts": job.restarts,
+        "restarts": job.service.restarts,
         "folder": f"{execution.jobs_folder}/{job.job_id}",
     }
 

@@ -78,9 +78,9 @@ def resume(execution: Execution, now_s: float) -> None:
         if not job.ended:
             _check_asks(execution, job)
         if not job.ended:
-            job.settled_s = now_s
+            job.service.settled_s = now_s
             # A job that has started had its `after` done, even if one of these was retried since.
-            held_back = job.file.after and job.first_start_s == math.inf
+            held_back = job.file.after and job.service.first_start_s == math.inf
             execution.arrive(job, now_s) if held_back else decider.arrive(job)
     recall(execution.jobs, journal.observations())
 
@@ -103,14 +103,14 @@ def _restore_service(execution: Execution) -> None:
         job.moved_s = fact.time_s
         if fact.kind == START:
             since[fact.job] = fact.time_s
-            if job.first_start_s == float("inf"):
-                job.first_start_s = fact.time_s
+            if job.service.first_start_s == float("inf"):
+                job.service.first_start_s = fact.time_s
             else:
-                job.restarts += 1
+                job.service.restarts += 1
         elif fact.kind in (STOP, FINISH):
             held_s = fact.time_s - since.pop(fact.job)
             job.ran_s += held_s
-            job.attained_service_gpu_s += fact.gpus * held_s
+            job.service.attained_gpu_s += fact.gpus * held_s
             job.stopped_for = Stopped(fact.reason) if fact.reason else None
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable
-from copy import copy
 from dataclasses import dataclass, field, replace
 
 from synergy_core.performance.planner.plan import Plan
@@ -299,7 +298,7 @@ class Decider:
 
     def back(self, job: ExecutedJob, now_s: float) -> None:
         """Makes an ended job wait again; none of its processes is left."""
-        job.settled_s = job.waits_since_s = now_s
+        job.service.settled_s = job.service.waits_since_s = now_s
         self.arrive(job)
 
     def decide(self, now_s: float) -> Orders:
@@ -321,7 +320,7 @@ class Decider:
             job.queued = False
             if job.job_id in going_on:
                 continue
-            job.first_step_s = NEVER
+            job.instants.first_step_s = NEVER
             plan = self._plan(job, placed)
             self.plans[job.job_id] = plan
             if (job, placed) in decision.stops:
@@ -348,7 +347,7 @@ class Decider:
             given = self.aside.placed(job.placement)
             if given == held and goes_on(self._plan(job, job.placement, plan), plan):
                 going_on.add(number)
-                job.restarts -= 1
+                job.service.restarts -= 1
                 self.plans[number] = plan
             else:
                 job.stopped_for = why_stopped(held, given) if given else Stopped.EVICTED
@@ -367,7 +366,7 @@ class Decider:
                 Waiting.OUTRANKED, "To the allocator other jobs were worth more in its last decision."
             )
             return {number: [gone_without if number in known else NEXT_DECISION] for number in waiting}
-        records = {number: copy(job) for number, job in self.active.items()} if waiting else {}
+        records = {number: job.copy() for number, job in self.active.items()} if waiting else {}
         for record in records.values() if policy.preemptive else ():
             record.settle(now_s)  # without preemption it is the run's start, which reservations use
         snapshot = Snapshot(policy, self.cluster, list(records.values()), now_s)

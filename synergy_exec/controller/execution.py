@@ -56,7 +56,7 @@ def shares(decider: Decider) -> dict[str, QuotaShare]:
     """The quota and use of each virtual cluster, by name."""
     used = Counter[str]()
     for job in decider.active.values():
-        used[job.virtual_cluster] += job.held_gpus
+        used[job.request.virtual_cluster] += job.held_gpus
     return {name: QuotaShare(quota, used[name]) for name, quota in decider.cluster.virtual_clusters.items()}
 
 
@@ -413,7 +413,7 @@ class Execution:
                     job_folder.describe(self.folder_of(job), job.filed)
             job_folder.begin_log(self.folder_of(job), run.number)
         elif (started := what.started) is not None:
-            job.first_step_s = now_s
+            job.instants.first_step_s = now_s
             job.stands_at(started.step, started.samples, started.work)
             parts = {name: getattr(started, name) for name in STARTED_PARTS}
             self.journal.timing(run.number, now_s, "started", parts)

@@ -16,7 +16,7 @@ from synergy_core.performance.goodput.efficiency import gain
 from synergy_core.performance.planner.plan import NO_COMPRESSOR, Plan
 from synergy_core.scheduling.decisions.reasons import Stopped
 from synergy_core.scheduling.jobs.exchange import Compression, GradientExchange, before_layers, exchange_of
-from synergy_core.scheduling.jobs.record import Job
+from synergy_core.scheduling.jobs.record import Job, Request
 from synergy_core.scheduling.jobs.spec import JobSpec
 from synergy_core.scheduling.jobs.testbed_profiles import TestbedProfile
 from synergy_exec.controller.journal import ENDED, JobRow, State
@@ -171,10 +171,12 @@ class ExecutedJob(Job):
             row.job,
             row.submit_s,
             file.slots,
-            virtual_cluster=file.virtual_cluster,
-            user=file.user,
-            estimate_s=file.work,  # jobs declare work, not time: an iteration a second keeps their order
-            priority=file.priority,
+            request=Request(
+                file.virtual_cluster,
+                file.user,
+                estimate_s=file.work,  # jobs declare work, not time: an iteration a second keeps their order
+                priority=file.priority,
+            ),
         )
         self.name, self.file, self.row, self.uuid = row.name, file, row.row, row.uuid
         self.state, self.reason, self.losses = row.state, row.reason, row.losses

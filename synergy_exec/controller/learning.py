@@ -70,7 +70,7 @@ class Learning:
         """
         for job in jobs:
             if isinstance(job.task, ProfiledTask):
-                trained_s = job.attained_service_gpu_s / max(1, job.held_gpus)
+                trained_s = job.service.attained_gpu_s / max(1, job.held_gpus)
                 cost_s = 2.0 * (job.trials + 1) * job.task.spec.restart_s
                 job.task.explores = cost_s <= self._fraction * trained_s
 

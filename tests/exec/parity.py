@@ -75,14 +75,14 @@ class Moment:
 
 
 def moment_of(now_s: float, events: list[Event], active: dict[int, Any]) -> Moment:
-    first_steps = {number: job.first_step_s for number, job in active.items() if job.running}
+    first_steps = {number: job.instants.first_step_s for number, job in active.items() if job.running}
     work = {number: job.task.done_work for number, job in active.items() if job.task is not None}
     return Moment(now_s, events, first_steps, work)
 
 
 def arrival(job: Any) -> tuple[Any, ...]:
     assert job.spec is not None
-    return job.submit_time_s, job.gpus, job.estimate_s, job.gpu_type, job.spec
+    return job.submit_time_s, job.gpus, job.request.estimate_s, job.request.gpu_type, job.spec
 
 
 def plans_of(jobs: dict[int, Any]) -> dict[int, Plan]:
@@ -240,7 +240,7 @@ def watching(simulation: Simulation) -> Iterator[Watched]:
 
     def launching(itself: Rounds, job: SimulatedJob, placed: Placed, *when_s: float) -> None:
         launch(itself, job, placed, *when_s)
-        watched.note("launched", job.job_id, job.began_s)
+        watched.note("launched", job.job_id, job.instants.began_s)
 
     def leaving(itself: Rounds, job: SimulatedJob, placed: Placed, boundary_s: float) -> bool:
         before = len(watched.events)
@@ -326,7 +326,7 @@ class Driver:
         for job_id, first_step_s in moment.first_steps.items():
             job = self.jobs[job_id]
             if first_step_s <= moment.now_s and job.state == "starting":
-                job.first_step_s, job.state = first_step_s, "running"
+                job.instants.first_step_s, job.state = first_step_s, "running"
 
     def arrived(self, job_id: int, submit_s: float, gpus: int, estimate_s: float, gpu_type: str, spec: Any) -> None:
         batches = {"initial_batch": spec.initial_batch, "max_batch": spec.max_batch, "batch": spec.requested_batch}
@@ -334,7 +334,7 @@ class Driver:
         known = {"gpu_types": self.decider.cluster.gpu_types, "profile": self.decider.profile}
         row = JobRow(job_id, f"job-{job_id}", {}, submit_s, None, "waiting", "", 0, "")
         job = ExecutedJob(row, file, restart_s=spec.restart_s, **known)
-        job.gpu_type, job.estimate_s = gpu_type, estimate_s
+        job.request = job.request._replace(gpu_type=gpu_type, estimate_s=estimate_s)
         if not self.exact:
             unknown = ("local_batches", "single_gpu_rate", "requested_rate", "most_gpus")
             job.spec = dataclasses.replace(job.spec, **{name: getattr(spec, name) for name in unknown})

@@ -73,15 +73,15 @@ class Placer:
         holders: running jobs that may be stopped. quota_left: GPUs of the job's tenant that are unused. Returns None if
         the job does not fit although all holders of the type, or all of the tenant's if its quota is used up, stop.
         """
-        placement, left, tenant = self._placement, quota_left, job.virtual_cluster
-        scattered = self._patience.ends_s(job) <= job.settled_s
+        placement, left, tenant = self._placement, quota_left, job.request.virtual_cluster
+        scattered = self._patience.ends_s(job) <= job.service.settled_s
 
         def fits() -> bool:
             return gpus <= left and placement.fits(gpus, gpu_type, scattered=scattered)
 
         def count(holder: Job, sign: int) -> None:
             nonlocal left
-            left += sign * holder.held_gpus * (holder.virtual_cluster == tenant)
+            left += sign * holder.held_gpus * (holder.request.virtual_cluster == tenant)
 
         def release(holder: Job) -> None:
             placement.release(holder.placement)
@@ -93,7 +93,7 @@ class Placer:
 
         own = [each for each in holders if self._cluster.type_of(each.placement) == gpu_type]
         if gpus > left:
-            own = [each for each in holders if each.virtual_cluster == tenant]
+            own = [each for each in holders if each.request.virtual_cluster == tenant]
         gone = make_room(reversed(own), fits, release, claim)
         if gone is None:
             return None
@@ -122,7 +122,7 @@ class Placer:
                 self._placement.release(job.placement)
                 stops.append((job, job.placement))
             if gpus:
-                wanted.append((gpus, job, gpu_types[kind] if kind >= 0 else job.gpu_type))
+                wanted.append((gpus, job, gpu_types[kind] if kind >= 0 else job.request.gpu_type))
         starts: list[tuple[Job, Placed]] = []
         for gpus, job, gpu_type in sorted(wanted, key=lambda each: each[0]):
             placed = self._placement.place(gpus, gpu_type)
@@ -140,7 +140,7 @@ class Placer:
         held_gpus, gpu_type = state.held_gpus, answer.gpu_type.copy()
         concerned = (held_gpus > 0) | (answer.gpus > 0)
         for at in np.flatnonzero(concerned & (gpu_type < 0)).tolist():
-            gpu_type[at] = self._kinds.get(jobs[at].gpu_type, -1)
+            gpu_type[at] = self._kinds.get(jobs[at].request.gpu_type, -1)
         keeps = (held_gpus == answer.gpus) & ((gpu_type < 0) | (gpu_type == state.held_type))
         movable = concerned & ~state.must_stay
         moves = movable & ~keeps
@@ -233,8 +233,8 @@ class Snapshots:
 
     def entered(self, job: Job) -> None:
         """Adds a job that has become active, or reads a job again whose spec has changed."""
-        self._tenant.setdefault(job.virtual_cluster, len(self._tenant))
-        self._user.setdefault(job.user, len(self._user))
+        self._tenant.setdefault(job.request.virtual_cluster, len(self._tenant))
+        self._user.setdefault(job.request.user, len(self._user))
         self._entered.add(job.job_id)
         if self._beliefs is not None:
             self._received_s.setdefault(job.job_id, [0.0] * len(self._kinds))
@@ -249,10 +249,10 @@ class Snapshots:
 
     def count(self, job: Job, now_s: float) -> None:
         """Adds the time for which a running job has held its GPUs since it was last settled."""
-        if self._beliefs is not None and job.running and now_s > job.settled_s:
+        if self._beliefs is not None and job.running and now_s > job.service.settled_s:
             kind = self._cluster.kind_of_node[job.placement[0][0]]
-            self._received_s[job.job_id][kind] += now_s - job.settled_s
-            self._given_s[kind] += now_s - job.settled_s
+            self._received_s[job.job_id][kind] += now_s - job.service.settled_s
+            self._given_s[kind] += now_s - job.service.settled_s
 
     def of(self, jobs: Sequence[Job], now_s: float, memory: Any) -> ClusterState:
         """A frozen snapshot of these jobs, which are sorted by id. memory: `memory` of the policy's last answer."""
@@ -312,11 +312,11 @@ class Snapshots:
         columns = _columns(self._of_request, jobs)
         # For jobs with plans, the requested type is only a preference.
         columns["gpu_type"] = [
-            -1 if plans and job.spec is not None and job.spec.architecture else kinds.get(job.gpu_type, -1)
+            -1 if plans and job.spec is not None and job.spec.architecture else kinds.get(job.request.gpu_type, -1)
             for job in jobs
         ]
-        columns["virtual_cluster"] = [self._tenant[job.virtual_cluster] for job in jobs]
-        columns["user"] = [self._user[job.user] for job in jobs]
+        columns["virtual_cluster"] = [self._tenant[job.request.virtual_cluster] for job in jobs]
+        columns["user"] = [self._user[job.request.user] for job in jobs]
         if issubclass(self._view, GoodputState):
             columns |= _columns(OF_SPEC, [job.task.spec for job in jobs if job.task is not None])
         return columns
@@ -329,7 +329,7 @@ class Snapshots:
             columns |= {
                 "held_nodes": [len(job.placement) for job in jobs],
                 "keeps_row": [
-                    stays or (job.running and job.first_step_s > now_s)
+                    stays or (job.running and job.instants.first_step_s > now_s)
                     for job, stays in zip(jobs, must_stay, strict=True)
                 ],
                 "unsaved_s": [job.unsaved_s(now_s) if job.running else 0.0 for job in jobs],
@@ -413,7 +413,7 @@ class AllocationScheduler:
         else:
             self.waiting -= 1
         if self._predictor is not None:
-            self._predictor.ended(job, job.attained_service_gpu_s / job.gpus, now_s)
+            self._predictor.ended(job, job.service.attained_gpu_s / job.gpus, now_s)
 
     def requeue(self, job: Job) -> None:
         """Nothing to do: a stopped job stays active."""
@@ -551,14 +551,14 @@ class AllocationScheduler:
             return seated
         state, unseated = self._snapshots.of(jobs, now_s, self._memory), list[Job]()
         in_order = sorted(jobs, key=lambda each: (each.submit_time_s, each.job_id))
-        for at in sorted(starved, key=lambda at: (jobs[at].waits_since_s, jobs[at].job_id)):
+        for at in sorted(starved, key=lambda at: (jobs[at].service.waits_since_s, jobs[at].job_id)):
             job = jobs[at]
             if any(self._competes(job, each) for each in unseated):
                 continue
             job.settle(now_s)
             holders = [each for each in in_order if each.running and not each.stays(now_s)]
-            quotas, tenant = Quotas(self._cluster.virtual_clusters), job.virtual_cluster
-            quotas.use(tenant, sum(each.held_gpus for each in jobs if each.virtual_cluster == tenant))
+            quotas, tenant = Quotas(self._cluster.virtual_clusters), job.request.virtual_cluster
+            quotas.use(tenant, sum(each.held_gpus for each in jobs if each.request.virtual_cluster == tenant))
             for gpu_type, gpus in self._least_sizes(state, at):
                 changes = self._placer.seat(job, gpus, gpu_type, holders, quotas.left(tenant))
                 if changes is not None:
@@ -572,9 +572,13 @@ class AllocationScheduler:
 
     def _competes(self, one: Job, other: Job) -> bool:
         """Whether the jobs may need the same GPUs."""
-        if self._cluster.virtual_clusters and one.virtual_cluster != other.virtual_cluster:
+        if self._cluster.virtual_clusters and one.request.virtual_cluster != other.request.virtual_cluster:
             return False
-        return self.beliefs is not None or "" in (one.gpu_type, other.gpu_type) or one.gpu_type == other.gpu_type
+        return (
+            self.beliefs is not None
+            or "" in (one.request.gpu_type, other.request.gpu_type)
+            or one.request.gpu_type == other.request.gpu_type
+        )
 
     def _least_sizes(self, state: ClusterState, at: int) -> list[tuple[str, int]]:
         """(GPU type, number of GPUs) on which job number `at` could run, the fewest GPUs of each type; fewest first."""
@@ -626,7 +630,7 @@ class AllocationScheduler:
                 if plan != held:
                     job.plan = plan
                     retuned.append(job)
-            elif not job.stays(job.settled_s) and job.first_step_s <= job.settled_s:
+            elif not job.stays(job.service.settled_s) and job.instants.first_step_s <= job.service.settled_s:
                 stops.append((job, job.placement))
                 starts.append((job, job.placement))
         return tuple(retuned)

@@ -54,7 +54,7 @@ class Lane(ABC):
         self.waiting += 1
         if self.together:
             self._patience.begin(job)
-        self._wait(job, job.settled_s)
+        self._wait(job, job.service.settled_s)
 
     @abstractmethod
     def _wait(self, job: Job, since_s: float) -> None:
@@ -160,12 +160,12 @@ class ByEstimate:
     def add(self, entry: Entry) -> None:
         """Inserts the entry; a block that grows beyond 2 × `BLOCK` is halved."""
         if not self._blocks:
-            self._blocks, self._shortest_s = [[entry]], [entry[2].estimate_s]
+            self._blocks, self._shortest_s = [[entry]], [entry[2].request.estimate_s]
             return
         index = max(bisect_left(self._blocks, [entry]) - 1, 0)
         block = self._blocks[index]
         insort(block, entry)
-        self._shortest_s[index] = min(self._shortest_s[index], entry[2].estimate_s)
+        self._shortest_s[index] = min(self._shortest_s[index], entry[2].request.estimate_s)
         if len(block) > 2 * BLOCK:
             self._blocks[index : index + 1] = [block[:BLOCK], block[BLOCK:]]
             self._shortest_s[index : index + 1] = [_shortest_s(block[:BLOCK]), _shortest_s(block[BLOCK:])]
@@ -179,7 +179,7 @@ class ByEstimate:
         for block, shortest_s in zip(self._blocks, self._shortest_s, strict=True):
             if shortest_s <= estimate_s:
                 for entry in block:
-                    if entry[2].estimate_s <= estimate_s and entry[2] is not but:
+                    if entry[2].request.estimate_s <= estimate_s and entry[2] is not but:
                         return entry
         return None
 
@@ -191,12 +191,12 @@ class ByEstimate:
         del block[bisect_left(block, entry)]
         if not block:
             del self._blocks[index], self._shortest_s[index]
-        elif entry[2].estimate_s == self._shortest_s[index]:
+        elif entry[2].request.estimate_s == self._shortest_s[index]:
             self._shortest_s[index] = _shortest_s(block)
 
 
 def _shortest_s(block: list[Entry]) -> float:
-    return min([entry[2].estimate_s for entry in block])
+    return min([entry[2].request.estimate_s for entry in block])
 
 
 class EasyLane(Lane):
@@ -216,7 +216,7 @@ class EasyLane(Lane):
         self._ends: list[tuple[float, int, Job, float, Placed]] = []
 
     def _tenant(self, job: Job) -> str:
-        return job.virtual_cluster if self._has_tenants else ""
+        return job.request.virtual_cluster if self._has_tenants else ""
 
     def _wait(self, job: Job, since_s: float) -> None:
         queues, form = self._queues[self._tenant(job)], self._form(job)
@@ -238,7 +238,7 @@ class EasyLane(Lane):
 
     def _expect_end(self, job: Job, started_s: float, placed: Placed, now_s: float) -> None:
         """Records the expected end of a job that has run since `started_s` on these GPUs."""
-        entry = (expected_end_s(started_s, job.estimate_s, now_s), job.job_id, job, started_s, placed)
+        entry = (expected_end_s(started_s, job.request.estimate_s, now_s), job.job_id, job, started_s, placed)
         job.ticket = entry
         insort(self._ends, entry)
 
@@ -285,7 +285,7 @@ class EasyLane(Lane):
         while heads:
             entry, form, tenant = heappop(heads)
             window_s = self._window_s(tenant, form, entry[2], promises)
-            if window_s is not None and entry[2].estimate_s <= window_s:
+            if window_s is not None and entry[2].request.estimate_s <= window_s:
                 starts.append(self._start(tenant, form, entry, promises, now_s))
                 promised = promises.copy()
                 if (head := self._head(tenant)) is not None:

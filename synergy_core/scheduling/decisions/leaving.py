@@ -52,9 +52,9 @@ class Departures:
     def launch(self, job: Job, at_s: float) -> None:
         """The job's newest run is launched at `at_s`, now or later; from then on, its service counts."""
         self._promised.pop(job.job_id, None)
-        job.settled_s = at_s
-        if not job.restarts:
-            job.first_start_s = at_s
+        job.service.settled_s = at_s
+        if not job.service.restarts:
+            job.service.first_start_s = at_s
 
     def stop(self, job: Job, placed: Placed, since_s: float, free_s: float = NEVER) -> None:
         """A decision has stopped the job's run on `placed`. A run that is PROMISED is dropped.
@@ -62,7 +62,7 @@ class Departures:
         since_s, free_s: see `Leaver`. `leave` follows unless `free_s` is given; the time until then is no service.
         """
         if self._promised.pop(job.job_id, None) is None:
-            self._leavers.append(Leaver(job.job_id, job.virtual_cluster, placed, since_s, free_s))
+            self._leavers.append(Leaver(job.job_id, job.request.virtual_cluster, placed, since_s, free_s))
 
     def leave(self, job: Job, at_s: float) -> None:
         """The last process of the job's run exits at `at_s`, now or later; counts service from its stop until then.
@@ -72,19 +72,19 @@ class Departures:
         for each in reversed(self._leavers):
             if each.job_id == job.job_id and each.free_s == NEVER:
                 each.free_s = at_s
-                job.attained_service_gpu_s += gpus_in(each.placed) * (at_s - each.since_s)
-                job.settled_s = at_s
+                job.service.attained_gpu_s += gpus_in(each.placed) * (at_s - each.since_s)
+                job.service.settled_s = at_s
                 return
 
     def withdraw(self, job: Job, now_s: float) -> None:
         """The job has ended: it is PROMISED nothing any more."""
         if self._promised.pop(job.job_id, None) is not None:
-            job.settled_s = now_s
+            job.service.settled_s = now_s
 
     def settle(self, now_s: float) -> None:
         """Forgets runs that have left by now. Runs that are PROMISED have received no service until now."""
         for job in self._promised.values():
-            job.settled_s = now_s
+            job.service.settled_s = now_s
         self._leavers = [each for each in self._leavers if each.free_s > now_s]
 
     @property

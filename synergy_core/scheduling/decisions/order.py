@@ -57,11 +57,11 @@ def after_jump(policy: OrderingPolicy, job: Job, instant_s: float) -> Key:
     before = policy.key(job)
     job.settle(instant_s)
     if policy.begins_anew is not None and policy.begins_anew(job):
-        job.begin_anew()
+        job.service.begin_anew()
     after = policy.key(job)
     if after == before:
         return after
-    job.queue_entered_s = instant_s
+    job.service.queue_entered_s = instant_s
     return policy.key(job)
 
 
@@ -110,7 +110,7 @@ class Reservation:
     def _has_room(self) -> bool:
         """Whether the head fits on the free GPUs; its quota is not checked."""
         head, placement = self.head, self._placement
-        return placement is None or placement.fits(head.gpus, head.gpu_type, scattered=self._scattered)
+        return placement is None or placement.fits(head.gpus, head.request.gpu_type, scattered=self._scattered)
 
     def advance(self, running: Iterable[tuple[float, Job, Placed]], now_s: float) -> None:
         """Finds the shadow time by ending jobs, in the order of their expected ends, until the head fits.
@@ -125,7 +125,7 @@ class Reservation:
                 window_s = end_s - now_s
             if placement is not None:
                 placement.release(placed)
-            if placement is None or job.virtual_cluster == self.head.virtual_cluster:
+            if placement is None or job.request.virtual_cluster == self.head.request.virtual_cluster:
                 extra += job.gpus
         else:
             if extra < 0 or not self._has_room():
@@ -134,14 +134,14 @@ class Reservation:
 
     def allows(self, job: Job, placed: Placed) -> bool:
         """Whether the job may start now, because it ends before the shadow time or leaves room for the head."""
-        return job.estimate_s <= self.window_s or self.leaves_room(job, placed)
+        return job.request.estimate_s <= self.window_s or self.leaves_room(job, placed)
 
     def leaves_room(self, job: Job, placed: Placed) -> bool:
         """Whether the head still fits beside the job at the shadow time."""
         placement = self._placement
         if placement is None:
             return job.gpus <= self._extra
-        if self._extra < (job.gpus if job.virtual_cluster == self.head.virtual_cluster else 0):
+        if self._extra < (job.gpus if job.request.virtual_cluster == self.head.request.virtual_cluster else 0):
             return False
         placement.claim(placed)
         fits = self._has_room()
@@ -150,11 +150,11 @@ class Reservation:
 
     def enter(self, job: Job, placed: Placed) -> None:
         """Claims the GPUs of a job that starts now if, by its estimate, it runs beyond the shadow time."""
-        if job.estimate_s <= self.window_s:
+        if job.request.estimate_s <= self.window_s:
             return
         if self._placement is not None:
             self._placement.claim(placed)
-        if self._placement is None or job.virtual_cluster == self.head.virtual_cluster:
+        if self._placement is None or job.request.virtual_cluster == self.head.request.virtual_cluster:
             self._extra -= job.gpus
 
 
@@ -214,7 +214,7 @@ class DurationPredictor:
 
 def _groups(job: Job) -> tuple[object, ...]:
     """The job's groups, from the widest to the narrowest; a trace without users has no user groups."""
-    tenant = (job.virtual_cluster, job.gpus)
-    if not job.user:
+    tenant = (job.request.virtual_cluster, job.gpus)
+    if not job.request.user:
         return None, job.gpus, tenant
-    return None, job.gpus, tenant, job.user, (job.user, *tenant)
+    return None, job.gpus, tenant, job.request.user, (job.request.user, *tenant)

@@ -139,7 +139,7 @@ class PreemptiveLane(Lane):
                     if self._first is None:
                         self._first = self._first_waiting()
                     matters = self._first is not None and self._first < entry
-            next_s = next_jump_s(self.policy, job, job.settled_s)  # `after_jump` has settled the job
+            next_s = next_jump_s(self.policy, job, job.service.settled_s)  # `after_jump` has settled the job
             if next_s is None:
                 heappop(changes)
             else:

@@ -122,7 +122,7 @@ class Snapshot(Generic[AnyJob]):
             competing = self.jobs if self.policy.preemptive else [job for job in self.jobs if not job.running]
             say = policy.words or (lambda job: f"key {policy.key(job)}")
             order = sorted(competing, key=lambda job: (policy.key(job), job.job_id))
-            order.sort(key=lambda job: job.waits_since_s if job.starved else NEVER)
+            order.sort(key=lambda job: job.service.waits_since_s if job.starved else NEVER)
             return order, {job.job_id: say(job) for job in order}
         if isinstance(self.policy, SharingPolicy):
             assert policy.line is not None
@@ -154,12 +154,12 @@ class Snapshot(Generic[AnyJob]):
 
     def lane(self, job: Job) -> str:
         """The tenant whose quota the job competes for; "" if it competes with all jobs."""
-        return job.virtual_cluster if self._quotas else ""
+        return job.request.virtual_cluster if self._quotas else ""
 
     def line(self, job: Job) -> list[AnyJob]:
         """The jobs that compete for the same GPUs as this job, itself included, in the order in which they get GPUs."""
         lane = self.lane(job)
-        return [each for each in self._served[0] if not lane or each.virtual_cluster == lane]
+        return [each for each in self._served[0] if not lane or each.request.virtual_cluster == lane]
 
     @property
     def _quotas(self) -> dict[str, int]:
@@ -173,20 +173,20 @@ class Snapshot(Generic[AnyJob]):
         if not self.cluster.lends:
             return order, {}
         for job in [] if self.policy.preemptive else self.running:
-            quotas.use(job.virtual_cluster, job.gpus)
+            quotas.use(job.request.virtual_cluster, job.gpus)
         within, beyond, words = [], [], {}
         for job in order:
-            if job.gpus <= quotas.left(job.virtual_cluster):
+            if job.gpus <= quotas.left(job.request.virtual_cluster):
                 within.append(job)
-                quotas.use(job.virtual_cluster, job.gpus if job.running else 0)
+                quotas.use(job.request.virtual_cluster, job.gpus if job.running else 0)
                 continue
             beyond.append(job)
-            quota = self.cluster.virtual_clusters.get(job.virtual_cluster, 0)
-            used = quota - int(quotas.left(job.virtual_cluster))
-            words[job.job_id] = f"{used} of the {quota} GPUs of its tenant ({job.virtual_cluster})"
-        for job in quotas.in_turn((job.virtual_cluster, job) for job in beyond):
+            quota = self.cluster.virtual_clusters.get(job.request.virtual_cluster, 0)
+            used = quota - int(quotas.left(job.request.virtual_cluster))
+            words[job.job_id] = f"{used} of the {quota} GPUs of its tenant ({job.request.virtual_cluster})"
+        for job in quotas.in_turn((job.request.virtual_cluster, job) for job in beyond):
             within.append(job)
-            quotas.use(job.virtual_cluster, job.gpus if job.running else 0)
+            quotas.use(job.request.virtual_cluster, job.gpus if job.running else 0)
         return within, words
 
     # Reasons
@@ -220,8 +220,8 @@ class Snapshot(Generic[AnyJob]):
             reasons = [over or room or self._no_share(job, ahead)]
         else:  # a job is never stopped for a job of another tenant
             lane = self.lane(job)
-            own = [each for each in ahead if each.virtual_cluster == lane or not lane]
-            others = [each for each in self.running if lane and each.virtual_cluster != lane]
+            own = [each for each in ahead if each.request.virtual_cluster == lane or not lane]
+            others = [each for each in self.running if lane and each.request.virtual_cluster != lane]
             left, scattered = self._without([*own, *others]), self._may_scatter(job)
             reasons = [over, self._no_room(Waiting.OUTRANKED, left, job, scattered=scattered)]
         return [each for each in reasons if each is not None]
@@ -238,8 +238,8 @@ class Snapshot(Generic[AnyJob]):
         return Patience(self.cluster).ends_s(job) <= self.now_s
 
     def _over_quota(self, job: Job, holders: Iterable[Job]) -> Reason | None:
-        tenant = job.virtual_cluster
-        held = sum(each.gpus for each in holders if each.virtual_cluster == tenant)
+        tenant = job.request.virtual_cluster
+        held = sum(each.gpus for each in holders if each.request.virtual_cluster == tenant)
         quota = self._quotas.get(tenant, 0) if self._quotas else NEVER
         if held + job.gpus <= quota:
             return None
@@ -247,22 +247,22 @@ class Snapshot(Generic[AnyJob]):
         return Reason(Waiting.QUOTA, f"Quota: {text}.")
 
     def _no_room(self, waiting: Waiting, placement: Placement, job: Job, *, scattered: bool) -> Reason | None:
-        if placement.fits(job.gpus, job.gpu_type, scattered=scattered):
+        if placement.fits(job.gpus, job.request.gpu_type, scattered=scattered):
             return None
         pools = placement.pools
-        most = max((pool.gpus for name, pool in pools.items() if job.gpu_type in ("", name)), default=0)
-        of_type = f" of type {job.gpu_type}" if job.gpu_type else ""
+        most = max((pool.gpus for name, pool in pools.items() if job.request.gpu_type in ("", name)), default=0)
+        of_type = f" of type {job.request.gpu_type}" if job.request.gpu_type else ""
         what = "free" if waiting is Waiting.NO_FREE_GPUS else "left by jobs ahead of it"
         if most < job.gpus:
-            several = " of one type" if len(pools) > 1 and not job.gpu_type else ""
+            several = " of one type" if len(pools) > 1 and not job.request.gpu_type else ""
             return Reason(waiting, f"Too few GPUs{of_type or several} are {what}: {most}; it needs {job.gpus}.")
-        where = free_in_words(free_gpus(placement, job.gpu_type))
+        where = free_in_words(free_gpus(placement, job.request.gpu_type))
         text = f"they lie apart ({where}), and the cluster's placement rule does not allow {job.gpus} GPUs there"
         return Reason(Waiting.FRAGMENTED, f"Enough GPUs{of_type} are {what}, but {text}.")
 
     def _behind_head(self, job: Job) -> Reason | None:
         line = self.line(job)
-        own = [each for each in line if each.virtual_cluster == job.virtual_cluster]
+        own = [each for each in line if each.request.virtual_cluster == job.request.virtual_cluster]
         head = line[0] if not self._served[1] or (own[0] is job and job.job_id in self._served[1]) else own[0]
         text = f"{_first(head)} does not fit, and no job may overtake it."
         return None if head is job else Reason(Waiting.BEHIND_HEAD, text)
@@ -276,7 +276,7 @@ class Snapshot(Generic[AnyJob]):
         """The tenants' first waiting jobs (heads) that come before this job; under EASY, it may not delay them."""
         heads: dict[str, Job] = {}
         for each in self._ordered[0]:
-            heads.setdefault(each.virtual_cluster if self.cluster.virtual_clusters else "", each)
+            heads.setdefault(each.request.virtual_cluster if self.cluster.virtual_clusters else "", each)
         place = {each.job_id: at for at, each in enumerate(self._served[0])}
         return itertools.takewhile(
             lambda head: head is not job, sorted(heads.values(), key=lambda head: place[head.job_id])
@@ -284,9 +284,12 @@ class Snapshot(Generic[AnyJob]):
 
     def _would_delay(self, job: Job, head: Job) -> Reason | None:
         """A reason if EASY's promise to the head prevents the job from starting."""
-        now_s, quotas, tenant = self.now_s, self._quotas, head.virtual_cluster
-        ends = [(expected_end_s(each.settled_s, each.estimate_s, now_s), each, each.placement) for each in self.running]
-        used = sum(each.gpus for each in self.running if each.virtual_cluster == tenant)
+        now_s, quotas, tenant = self.now_s, self._quotas, head.request.virtual_cluster
+        ends = [
+            (expected_end_s(each.service.settled_s, each.request.estimate_s, now_s), each, each.placement)
+            for each in self.running
+        ]
+        used = sum(each.gpus for each in self.running if each.request.virtual_cluster == tenant)
         reservation = Reservation(
             self.placement.copy(),
             head,
@@ -298,12 +301,14 @@ class Snapshot(Generic[AnyJob]):
             return None
         by = format_instant(now_s + reservation.window_s, self.origin_s)
         promised = f"{_first(head)} is promised its GPUs by {by}, as running jobs are expected to end"
-        placed = self.placement.copy().place(job.gpus, job.gpu_type, scattered=self._may_scatter(job))
+        placed = self.placement.copy().place(job.gpus, job.request.gpu_type, scattered=self._may_scatter(job))
         if placed is None:
             return Reason(Waiting.BEHIND_RESERVATION, f"{promised}.")
         if reservation.allows(job, placed):
             return None
-        declared = f"this job, estimated to run {format_duration(job.estimate_s)}, would still hold GPUs that it needs"
+        declared = (
+            f"this job, estimated to run {format_duration(job.request.estimate_s)}, would still hold GPUs that it needs"
+        )
         return Reason(Waiting.BEHIND_RESERVATION, f"{promised}; {declared}.")
 
     # CPUs and memory

@@ -88,8 +88,8 @@ class OrderingScheduler:
         if self._only is not None:
             self._only.enter(job)
         else:
-            self._lanes[job.virtual_cluster].enter(job)
-            self._dirty[job.virtual_cluster] = None
+            self._lanes[job.request.virtual_cluster].enter(job)
+            self._dirty[job.request.virtual_cluster] = None
 
     def finish(self, job: Job, now_s: float) -> None:
         if job.running:
@@ -97,7 +97,7 @@ class OrderingScheduler:
         elif self._only is not None:
             self._only.withdraw(job)
         if self._predictor is not None:
-            self._predictor.ended(job, job.attained_service_gpu_s / job.gpus, now_s)
+            self._predictor.ended(job, job.service.attained_gpu_s / job.gpus, now_s)
 
     def evicted(self, job: Job, now_s: float) -> None:
         self._leave(job, now_s)
@@ -107,8 +107,8 @@ class OrderingScheduler:
         if self._only is not None:
             self._only.leave(job)
         else:
-            self._lanes[job.virtual_cluster].leave(job)
-            self._freed(job.virtual_cluster)
+            self._lanes[job.request.virtual_cluster].leave(job)
+            self._freed(job.request.virtual_cluster)
         job.stopped(now_s)
 
     def _freed(self, tenant: str) -> None:
@@ -145,7 +145,7 @@ class OrderingScheduler:
         for job, placed in starts:
             job.started(now_s, placed)
             if self._jumps or (self._falls and job.task is not None):
-                (self._only or self._lanes[job.virtual_cluster]).started(job, now_s)
+                (self._only or self._lanes[job.request.virtual_cluster]).started(job, now_s)
         return decision
 
     def _decide_lanes(self, now_s: float) -> Decision[Job]:

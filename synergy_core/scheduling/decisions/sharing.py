@@ -96,25 +96,25 @@ class Needs:
         """The job's present request, in the form that mechanisms read."""
         held = tuple((node, mask.bit_count()) for node, mask in job.placement)
         kinds: tuple[int, ...] = tuple(range(len(self._nodes)))
-        if job.gpu_type in self._kinds:
-            kinds = (self._kinds[job.gpu_type],)
+        if job.request.gpu_type in self._kinds:
+            kinds = (self._kinds[job.request.gpu_type],)
         elif held:
             own = self._kinds[self._cluster.type_of(held)]
             kinds = (own, *(each for each in kinds if each != own))
         wanted, due, speed = self._need(job)
-        tenant = self._tenants.setdefault(job.virtual_cluster, len(self._tenants)) if self._quotas else 0
+        tenant = self._tenants.setdefault(job.request.virtual_cluster, len(self._tenants)) if self._quotas else 0
         return Applicant(job.gpus, kinds, wanted, due, tenant, held, job.share if held else None, speed)
 
     def _need(self, job: Job) -> Need:
         profile = self.profile(job)
-        key: tuple[object, ...] = (job.gpus, job.requested)
+        key: tuple[object, ...] = (job.gpus, job.request.share)
         if profile is not None:  # everything that `_made` reads
             spec = profile.spec
             key += (profile.pipeline, profile.gpu_slowdown, spec.requested_batch, *spec.requested_rate.items())
         if key not in self._known:
             if len(self._known) == MAX_KNOWN:
                 self._known.clear()
-            self._known[key] = self._made(profile, job.gpus, job.requested)
+            self._known[key] = self._made(profile, job.gpus, job.request.share)
         return self._known[key]
 
     def _made(self, profile: InputPreparation | None, gpus: int, requested: Share | None) -> Need:
@@ -207,7 +207,7 @@ class KeyedLine:
         del self._entries[job.job_id]
         self._jumps_s.pop(job.job_id, None)
         if self._predictor is not None:
-            self._predictor.ended(job, job.attained_service_gpu_s / job.gpus, now_s)
+            self._predictor.ended(job, job.service.attained_gpu_s / job.gpus, now_s)
 
     def stands(self, now_s: float) -> list[Job]:
         for job_id in [job_id for job_id, due_s in self._jumps_s.items() if due_s <= now_s]:
@@ -354,14 +354,14 @@ class SharingScheduler:
         self._changed = False
         jobs = self._line.stands(now_s)
         if self._cluster.max_wait:
-            jobs.sort(key=lambda job: job.waits_since_s if job.starved else NEVER)
+            jobs.sort(key=lambda job: job.service.waits_since_s if job.starved else NEVER)
         asked = [self._asked[job.job_id] for job in jobs]
-        pinned = {job.job_id for job in jobs if job.must_stay or (job.running and now_s <= job.keeps_until_s)}
+        pinned = {job.job_id for job in jobs if job.must_stay or (job.running and now_s <= job.instants.keeps_until_s)}
         if self._cluster.borrowing and self._cluster.reclaim == "never":
             held = Quotas(self._cluster.virtual_clusters)
             for job in jobs:
-                held.use(job.virtual_cluster, job.held_gpus)
-            pinned |= {job.job_id for job in jobs if job.running and held.left(job.virtual_cluster) < 0}
+                held.use(job.request.virtual_cluster, job.held_gpus)
+            pinned |= {job.job_id for job in jobs if job.running and held.left(job.request.virtual_cluster) < 0}
         if pinned:
             self._changed = True  # pins expire
             jobs.sort(key=lambda job: job.job_id not in pinned)

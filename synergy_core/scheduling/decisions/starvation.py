@@ -124,7 +124,7 @@ class Guarded(Generic[AnyJob]):
     def decide(self, now_s: float) -> Decision[AnyJob]:
         bound_s = self.bound_s(now_s)
         for job in self._waiting.values():
-            job.starved = job.starved or now_s - job.waits_since_s >= bound_s
+            job.starved = job.starved or now_s - job.service.waits_since_s >= bound_s
         for job in [job for job, until_s in self._kept_until_s.values() if until_s <= now_s]:
             del self._kept_until_s[job.job_id]
             job.starved = False
@@ -146,7 +146,7 @@ class Guarded(Generic[AnyJob]):
         if self._in_rounds:
             return change_s
         change_s = min([change_s, *[until_s for _, until_s in self._kept_until_s.values()]])
-        since_s = min([job.waits_since_s for job in self._waiting.values() if not job.starved], default=NEVER)
+        since_s = min([job.service.waits_since_s for job in self._waiting.values() if not job.starved], default=NEVER)
         return change_s if since_s == NEVER else min(change_s, self._starves_s(since_s, now_s))
 
     def _starves_s(self, since_s: float, now_s: float) -> float:

@@ -60,11 +60,11 @@ class Trial(ABC):
         """Fills `stops` and `starts`; both lists are in the order of keys."""
 
     def _use(self, job: Job) -> None:
-        self._quotas.use(job.virtual_cluster, job.gpus)
+        self._quotas.use(job.request.virtual_cluster, job.gpus)
 
     def _kind(self, job: Job) -> tuple[str, int, bool]:
         """The job's GPU type, its number of GPUs, and whether they may lie apart."""
-        return job.gpu_type, job.gpus, self.patience.ends_s(job) <= self.now_s
+        return job.request.gpu_type, job.gpus, self.patience.ends_s(job) <= self.now_s
 
     def _try_place(self, job: Job) -> Placed | None:
         """Places the job if it fits. After a failure, no job of its `_kind` is tried: free GPUs only become fewer."""
@@ -75,22 +75,22 @@ class Trial(ABC):
         return placed
 
     def _lane(self, job: Job) -> str:
-        return job.virtual_cluster if self.cluster.virtual_clusters else ""
+        return job.request.virtual_cluster if self.cluster.virtual_clusters else ""
 
     def _within_quota(self, job: Job) -> bool:
-        return job.gpus <= self._quotas.left(job.virtual_cluster)
+        return job.gpus <= self._quotas.left(job.request.virtual_cluster)
 
     def _in_turn(self, jobs: Iterable[Job]) -> Iterator[Job]:
-        return self._quotas.in_turn((job.virtual_cluster, job) for job in jobs)
+        return self._quotas.in_turn((job.request.virtual_cluster, job) for job in jobs)
 
     def _likely_within_quota(self, order: list[Job]) -> set[int]:
         """Ids of the jobs that are within quota if each tenant's quota is given out in this order."""
         quotas = Quotas({} if self.own_quota is not None else self.cluster.virtual_clusters)
         within = set()
         for job in order:
-            if job.gpus <= quotas.left(job.virtual_cluster):
+            if job.gpus <= quotas.left(job.request.virtual_cluster):
                 within.add(job.job_id)
-                quotas.use(job.virtual_cluster, job.gpus)
+                quotas.use(job.request.virtual_cluster, job.gpus)
         return within
 
     def _start(self, job: Job, placed: Placed) -> None:
@@ -175,9 +175,9 @@ class Keeping(Trial):
                     heads[lane] = job
             if not self.cluster.borrowing:
                 break
-            blocked_types = {job.gpu_type for job in heads.values() if job not in beyond}
+            blocked_types = {job.request.gpu_type for job in heads.values() if job not in beyond}
             for job in self._in_turn(beyond):
-                free = not blocked_types or (job.gpu_type and not blocked_types & {"", job.gpu_type})
+                free = not blocked_types or (job.request.gpu_type and not blocked_types & {"", job.request.gpu_type})
                 if not (free and _apart(job, reserved) and self._start_if_room(job)) and strict:
                     break
 
@@ -192,7 +192,7 @@ class Keeping(Trial):
         victims = self._to_give_back(job) if self._borrowers else []
         for each in victims:
             self._stop(each)
-            self._quotas.use(each.virtual_cluster, -each.gpus)
+            self._quotas.use(each.request.virtual_cluster, -each.gpus)
         self._no_room = set() if victims else self._no_room
         return bool(victims) and self._start_if_room(job)
 
@@ -270,11 +270,11 @@ class Reserving(Keeping):
     def _reserve(self, head: Job) -> Reservation:
         """Computes the promise to a head from running jobs' expected ends and, unless tenants borrow, its quota."""
         now_s = self.now_s
-        held = [(job.settled_s, job, job.placement) for job in self.running.values() if self._holds(job)]
+        held = [(job.service.settled_s, job, job.placement) for job in self.running.values() if self._holds(job)]
         held += [(now_s, job, placed) for job, placed in self.starts.values()]
-        ends = [(expected_end_s(start_s, job.estimate_s, now_s), job, placed) for start_s, job, placed in held]
+        ends = [(expected_end_s(start_s, job.request.estimate_s, now_s), job, placed) for start_s, job, placed in held]
         ends.sort(key=lambda each: (each[0], each[1].job_id))
-        quota_left = NEVER if self.cluster.borrowing else self._quotas.left(head.virtual_cluster)
+        quota_left = NEVER if self.cluster.borrowing else self._quotas.left(head.request.virtual_cluster)
         reservation = Reservation(self.placement.copy(), head, quota_left=quota_left, scattered=self._kind(head)[2])
         reservation.advance(ends, now_s)
         return reservation
@@ -282,7 +282,7 @@ class Reserving(Keeping):
 
 def _apart(job: Job, others: Iterable[Job]) -> bool:
     """Whether all others request another GPU type than the job."""
-    return all(job.gpu_type and each.gpu_type not in ("", job.gpu_type) for each in others)
+    return all(job.request.gpu_type and each.request.gpu_type not in ("", job.request.gpu_type) for each in others)
 
 
 class Preempting(Trial):
@@ -381,7 +381,7 @@ class Preempting(Trial):
         starts: dict[int, tuple[Job, Placed]] = {}
         fresh = [job for job_id, (job, _) in self.starts.items() if job_id not in self.stops]
         for job in sorted(fresh, key=lambda job: (-job.gpus, job.job_id)):
-            placed = before.place(job.gpus, job.gpu_type)
+            placed = before.place(job.gpus, job.request.gpu_type)
             if placed is None:
                 return
             starts[job.job_id] = (job, placed)
@@ -446,7 +446,7 @@ class WalkLane(Lane):
             job = self._running.get(job_id) or self._waiting[job_id]
             while (instant_s := self._changes.get(job_id, NEVER)) <= now_s:  # several, if rounds delay decisions
                 after_jump(self.policy, job, instant_s)
-                self._expect_change(job, max(instant_s, job.settled_s))
+                self._expect_change(job, max(instant_s, job.service.settled_s))
         self._patience.over(now_s)
         self._again_s = NEVER
         if not self._waiting:
@@ -466,7 +466,7 @@ class WalkLane(Lane):
     def _walk(self, tenant: str | None, now_s: float) -> Decision[Job]:
         """One walk over a tenant's jobs, or over all jobs if `tenant` is None."""
         waiting, running = (
-            {job_id: job for job_id, job in jobs.items() if tenant in (None, job.virtual_cluster)}
+            {job_id: job for job_id, job in jobs.items() if tenant in (None, job.request.virtual_cluster)}
             for jobs in (self._waiting, self._running)
         )
         kind: type[Trial] = Preempting if self.policy.preemptive else Reserving if self._easy else Keeping
@@ -493,7 +493,7 @@ class WalkLane(Lane):
         for job in jobs.values():
             key = self._key(job)
             if job.starved:
-                key = (-NEVER, job.waits_since_s)
+                key = (-NEVER, job.service.waits_since_s)
             elif self.policy.falls_while_running and job.running:
                 key = (self._zero_s[job.job_id] - now_s, *key[1:])
             entries.append((key, job.job_id, job))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from copy import copy
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import TYPE_CHECKING, Generic, NamedTuple, Self, TypeVar
 
 if TYPE_CHECKING:
     from synergy_core.performance.planner.plan import Plan
@@ -29,9 +31,81 @@ def by_request(requested: Share, share: Share) -> float:
     return min(1.0, share.cpus / requested.cpus)
 
 
+class Request(NamedTuple):
+    """What a job's user requested besides GPUs, and for whom."""
+
+    virtual_cluster: str = ""
+    """Name of the tenant; "" without tenants."""
+    user: str = ""
+    """Name of the user; "" if unknown."""
+    gpu_type: str = ""
+    """GPU type; "" means any."""
+    estimate_s: float = NEVER
+    """Run time that the user declared; inf if none."""
+    share: Share | None = None
+    """CPUs and memory per GPU; None if the user requested none."""
+    priority: int = 0
+    """Priority. Policies that read it run higher priorities first."""
+
+
+@dataclass(slots=True, eq=False)
+class Service:
+    """What a job has received and how long it has waited, as counted so far."""
+
+    settled_s: float
+    """Instant until which service and waiting are counted (`settle`)."""
+    waits_since_s: float
+    """Instant at which the job was submitted or last stopped."""
+    queue_entered_s: float
+    """Instant at which the key last changed at its `OrderingPolicy.next_change`; at first that of submission."""
+    attained_gpu_s: float = 0.0
+    """GPU-seconds held until `settled_s`."""
+    past_gpu_s: float = 0.0
+    """Service attained before the job last began anew (`begin_anew`)."""
+    waited_s: float = 0.0
+    """Seconds for which the job has waited since it first held GPUs after it was submitted or last began anew."""
+    first_start_s: float = NEVER
+    """Instant of the first start; inf before it."""
+    restarts: int = 0
+    """Number of starts after the first one, excluding moves without a restart."""
+
+    def settle(self, now_s: float, held_gpus: int) -> None:
+        """Counts service or waiting since `settled_s`; nothing if `now_s` is earlier, as after a delayed start."""
+        elapsed_s = now_s - self.settled_s
+        if elapsed_s <= 0.0:
+            return
+        if held_gpus:
+            self.attained_gpu_s += held_gpus * elapsed_s
+        elif self.attained_gpu_s > self.past_gpu_s:
+            self.waited_s += elapsed_s
+        self.settled_s = now_s
+
+    def begin_anew(self) -> None:
+        """Counts recent service and waiting from 0 again, for policies that read only these."""
+        self.past_gpu_s = self.attained_gpu_s
+        self.waited_s = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class RunInstants:
+    """Instants of a job's present run, as far as its driver knows them."""
+
+    began_s: float = 0.0
+    """Instant at which the run gets its GPUs, which may be in the future."""
+    first_step_s: float = NEVER
+    """Instant at which training starts or restarts; inf before it is known."""
+    end_s: float = NEVER
+    """Instant at which the last step ends; inf while it is not known."""
+    keeps_until_s: float = -NEVER
+    """Instant until which mechanisms take no GPUs from the job. Other policies take none either if it is after
+    first_step_s. Drivers set it where a job might otherwise never begin, or never save its progress."""
+
+
 @dataclass(slots=True, eq=False, repr=False)
 class Job:
-    """The scheduler's record of one job. Policies read it through a `JobView`; drivers subclass it to add fields."""
+    """The scheduler's record of one job. Policies read it through a `JobView`; drivers subclass it to add what they
+    know about the job.
+    """
 
     job_id: int
     """Number of the job, unique in a run."""
@@ -39,42 +113,14 @@ class Job:
     """Instant of submission on the driver's clock."""
     gpus: int
     """Number of GPUs that the user requested."""
-    _: KW_ONLY
-    virtual_cluster: str = ""
-    """Name of the tenant; "" without tenants."""
-    user: str = ""
-    """Name of the user; "" if unknown."""
-    gpu_type: str = ""
-    """GPU type that the user requested; "" means any."""
-    estimate_s: float = NEVER
-    """Run time that the user declared; inf if none."""
-    requested: Share | None = None
-    """CPUs and memory per GPU that the user requested; None if the user requested none."""
-    priority: int = 0
-    """Priority that the user requested. Policies that read it run higher priorities first."""
-    predicted_duration_s: float = field(default=NONE, init=False)
-    """Predicted run time on the requested GPUs; NaN if the policy reads no predictions."""
-    attained_service_gpu_s: float = field(default=0.0, init=False)
-    """GPU-seconds held until `settled_s`."""
-    past_service_gpu_s: float = field(default=0.0, init=False)
-    """Service attained before the job last began anew (`begin_anew`)."""
-    waited_s: float = field(default=0.0, init=False)
-    """Seconds for which the job has waited since it first held GPUs after it was submitted or last began anew."""
-    settled_s: float = field(init=False)
-    """Instant until which service and waiting are counted (`settle`)."""
-    waits_since_s: float = field(init=False)
-    """Instant at which the job was submitted or last stopped."""
-    queue_entered_s: float = field(init=False)
-    """Instant at which the key last changed at its `OrderingPolicy.next_change`; at first that of submission."""
-    first_start_s: float = field(default=NEVER, init=False)
-    """Instant of the first start; inf before it."""
-    first_step_s: float = field(default=NEVER, init=False)
-    """Instant at which training starts or restarts, as far as the driver knows; inf before it is known."""
-    keeps_until_s: float = field(default=-NEVER, init=False)
-    """Instant until which mechanisms take no GPUs from the job. Other policies take none either if it is after
-    first_step_s. Drivers set it where a job might otherwise never begin, or never save its progress."""
-    restarts: int = field(default=0, init=False)
-    """Number of starts after the first one, excluding moves without a restart."""
+    request: Request = field(default=Request(), kw_only=True)
+    """What else the user requested."""
+    spec: JobSpec | None = field(default=None, kw_only=True)
+    """The user's specification of the training; None for a job that only has a run time."""
+    service: Service = field(init=False)
+    """What the job has received so far, and how long it has waited."""
+    instants: RunInstants = field(default_factory=RunInstants, init=False)
+    """When the present run trains."""
     running: bool = field(default=False, init=False)
     """Whether the job holds GPUs."""
     moved: bool = field(default=False, init=False)
@@ -83,14 +129,14 @@ class Job:
     """Number of GPUs that the job holds; 0 while it waits."""
     placement: Placed = field(default=(), init=False)
     """GPUs that the job holds, by node; empty while it waits."""
-    spec: JobSpec | None = field(default=None, init=False)
-    """The user's specification; None for a job that only has a run time."""
-    task: SynergyTask | None = field(default=None, init=False)
-    """The beliefs about the job; None if the policy reads none, or for a job that only has a run time."""
-    plan: Plan | None = field(default=None, init=False)
-    """The present plan if the scheduler chooses it (`SynergyTask.scheduled`), else None."""
     share: Share | None = field(default=None, init=False)
     """CPUs and memory per held GPU; None if the scheduler shares out neither."""
+    plan: Plan | None = field(default=None, init=False)
+    """The present plan if the scheduler chooses it (`SynergyTask.scheduled`), else None."""
+    task: SynergyTask | None = field(default=None, init=False)
+    """The beliefs about the job; None if the policy reads none, or for a job that only has a run time."""
+    predicted_duration_s: float = field(default=NONE, init=False)
+    """Predicted run time on the requested GPUs; NaN if the policy reads no predictions."""
     starved: bool = field(default=False, init=False)
     """Whether the job has waited so long that it starts before others, and then keeps its GPUs for a while
     (`synergy_core.scheduling.decisions.starvation`)."""
@@ -98,12 +144,24 @@ class Job:
     """The queue's own entry for the job, by which it finds the job again; None outside the queue."""
 
     def __post_init__(self) -> None:
-        self.settled_s = self.waits_since_s = self.queue_entered_s = self.submit_time_s
+        self.service = Service(self.submit_time_s, self.submit_time_s, self.submit_time_s)
+
+    # Names under which policies read the record (`JobView`); a policy that reads only these needs no view.
+
+    virtual_cluster = property(attrgetter("request.virtual_cluster"))
+    user = property(attrgetter("request.user"))
+    estimate_s = property(attrgetter("request.estimate_s"))
+    priority = property(attrgetter("request.priority"))
+    attained_service_gpu_s = property(attrgetter("service.attained_gpu_s"))
+    waited_s = property(attrgetter("service.waited_s"))
+    first_start_s = property(attrgetter("service.first_start_s"))
+    queue_entered_s = property(attrgetter("service.queue_entered_s"))
+    restarts = property(attrgetter("service.restarts"))
 
     @property
     def recent_service_gpu_s(self) -> float:
         """GPU-seconds attained since the job last began anew."""
-        return self.attained_service_gpu_s - self.past_service_gpu_s
+        return self.service.attained_gpu_s - self.service.past_gpu_s
 
     @property
     def must_stay(self) -> bool:
@@ -114,35 +172,26 @@ class Job:
         """Whether the job must keep its GPUs now: it may not be stopped at all, or not before it has saved progress, or
         it had waited for too long.
         """
-        return self.running and (self.starved or now_s < self.keeps_until_s > self.first_step_s or self.must_stay)
+        at = self.instants
+        return self.running and (self.starved or now_s < at.keeps_until_s > at.first_step_s or self.must_stay)
 
     def unsaved_s(self, now_s: float) -> float:
         """Seconds of training that a stop would lose now; 0 if the job saves its progress when it is stopped."""
         return 0.0
 
     def settle(self, now_s: float) -> None:
-        """Counts service or waiting since `settled_s`; nothing if `now_s` is earlier, as after a delayed start."""
-        if now_s <= self.settled_s:
-            return
-        if self.running:
-            self.attained_service_gpu_s += self.held_gpus * (now_s - self.settled_s)
-        elif self.attained_service_gpu_s > self.past_service_gpu_s:
-            self.waited_s += now_s - self.settled_s
-        self.settled_s = now_s
-
-    def begin_anew(self) -> None:
-        """Counts recent service and waiting from 0 again, for policies that read only these."""
-        self.past_service_gpu_s = self.attained_service_gpu_s
-        self.waited_s = 0.0
+        """Counts service or waiting up to now."""
+        self.service.settle(now_s, self.held_gpus)
 
     def started(self, now_s: float, placement: Placed, *, moved: bool = False) -> None:
         """Records that the job starts on `placement`. moved: whether it continues there without a restart."""
-        self.settle(now_s)
-        self.settled_s = now_s
-        if self.first_start_s == NEVER:
-            self.first_start_s = now_s
+        service = self.service
+        service.settle(now_s, self.held_gpus)
+        service.settled_s = now_s
+        if service.first_start_s == NEVER:
+            service.first_start_s = now_s
         elif not moved:
-            self.restarts += 1
+            service.restarts += 1
         self.running = True
         self.moved = moved
         self.placement = placement
@@ -150,11 +199,17 @@ class Job:
 
     def stopped(self, now_s: float) -> None:
         """Records that the job stops and holds no GPUs."""
-        self.settle(now_s)
-        self.waits_since_s = now_s
+        self.service.settle(now_s, self.held_gpus)
+        self.service.waits_since_s = now_s
         self.running = False
         self.placement = ()
         self.held_gpus = 0
+
+    def copy(self) -> Self:
+        """A copy that can be settled to another instant without changing this record."""
+        other = copy(self)
+        other.service = copy(self.service)
+        return other
 
     def __repr__(self) -> str:
         return f"Job({self.job_id}, submit={self.submit_time_s:g} s, {self.gpus} GPUs, running={self.running})"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from synergy_core.scheduling.jobs.record import Job
+from synergy_core.scheduling.jobs.record import Job, Request
 
 BATCH = 32
 STEP_S, SAMPLE_S, SYNC_S = 0.05, 0.002, 0.02
@@ -27,7 +27,7 @@ class TrialJob(Job):
     @property
     def remaining_s(self) -> float:
         """Remaining run time on the requested GPUs."""
-        return self.duration_s - self.attained_service_gpu_s / self.gpus
+        return self.duration_s - self.service.attained_gpu_s / self.gpus
 
     def true_iteration_s(self, gpus: int, gpu_type: str) -> float:
         """Seconds of an iteration at the requested batch."""
@@ -35,13 +35,13 @@ class TrialJob(Job):
 
     def remaining_iterations(self) -> float:
         """Remaining iterations at the requested batch."""
-        return self.remaining_s / self.true_iteration_s(self.gpus, self.gpu_type)
+        return self.remaining_s / self.true_iteration_s(self.gpus, self.request.gpu_type)
 
 
 def samples() -> Iterator[Job]:
     """Job records for trying policies: one job waits, one runs, and one was stopped."""
     for has_started, has_stopped in ((False, False), (True, False), (True, True)):
-        job = TrialJob(1, 60.0, 2, virtual_cluster="vc", user="user", estimate_s=7_200.0, duration_s=3_600.0)
+        job = TrialJob(1, 60.0, 2, request=Request("vc", "user", estimate_s=7_200.0), duration_s=3_600.0)
         job.predicted_duration_s = 3_000.0
         if has_started:
             job.started(120.0, ((0, 3),))

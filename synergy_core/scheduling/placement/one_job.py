@@ -319,7 +319,7 @@ class Patience:
         """The instant from which the job may use more nodes than necessary; inf for a running job."""
         if job.gpus == 1 or not self.after_s:
             return 0.0
-        return NEVER if job.running else job.waits_since_s + self.after_s
+        return NEVER if job.running else job.service.waits_since_s + self.after_s
 
     def begin(self, job: Job) -> None:
         """Adds a job that begins to wait."""
@@ -344,4 +344,4 @@ class Patience:
 
 def _starts(job: Job) -> tuple[int, float]:
     """A value that changes at every start of the job, even if the job starts and stops at the instant of submission."""
-    return job.restarts, job.first_start_s
+    return job.service.restarts, job.service.first_start_s
