@@ -387,7 +387,7 @@ def learnt(cases: list[Case], names: tuple[str, ...], drawn: Ints) -> Floats:
 def learning(model: str, measured: int, draws: int, constants: tuple[str, ...]) -> Result:
     """Mean error of all plans but those drawn; and regret, where drawn plans count with the measured time."""
     mine = read(data_file(f"{RUBICK}.csv")).only(model, None)
-    cases = [each for each in mine.cases() if not each.software.offload]
+    cases = [each for each in mine.cases() if not each.software.run.offload]
     at = sorted({row for case in cases for row in case.rows.tolist()})
     time_s = np.array([mine.rows[row].iter_time_s for row in at])
     settings = [mine.rows[row].settings[0] for row in at]

@@ -139,7 +139,9 @@ def read_rows(fit: Fit) -> tuple[list[Case], pd.DataFrame]:
     cases, rows = [], []
     for file in fit.files:
         found: Any = read(path_of(file))
-        timed = [case for case in found.cases() if not case.software.offload and np.isfinite(case.iter_time_s).any()]
+        timed = [
+            case for case in found.cases() if not case.software.run.offload and np.isfinite(case.iter_time_s).any()
+        ]
         total = sum(map(len, timed))
         for case in timed:
             owner = case.software.fitted_as

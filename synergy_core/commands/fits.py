@@ -177,9 +177,13 @@ def _changes(found: Asked, fit: Fit) -> Iterator[dict[str, dict[str, Any]]]:
         return {f"{key}={value}": {key: value} for value in values}
 
     smaller = [plan.micro_batch >> power for power in range(1, plan.micro_batch.bit_length())]
-    sharded = [stage for stage in software.zeros if stage > plan.zero and "zero" in query.fixed and plan.data > 1]
-    recomputed = ["full"] * ("full" in software.recomputes and plan.recompute != Recompute.FULL)
-    less_precise = ["bf16"] * ("bf16" in software.gradients and software.gradient_bytes > GRADIENT_BYTES["bf16"])
+    sharded = [
+        stage for stage in software.supports.zeros if stage > plan.zero and "zero" in query.fixed and plan.data > 1
+    ]
+    recomputed = ["full"] * ("full" in software.supports.recomputes and plan.recompute != Recompute.FULL)
+    less_precise = ["bf16"] * (
+        "bf16" in software.supports.gradients and software.gradient_bytes > GRADIENT_BYTES["bf16"]
+    )
     tokens = found.model.architecture.limits().seq_len
     replicas = {"data": 2 * plan.data} if "data" in query.fixed else {}
     changes = [
@@ -190,14 +194,14 @@ def _changes(found: Asked, fit: Fit) -> Iterator[dict[str, dict[str, Any]]]:
         typed("seq_len", *([tokens // 2] if tokens > 1 else [])),
         {f"gpus={2 * gpus} batch={2 * found.batch}": {"gpus": 2 * gpus, "batch": 2 * found.batch, **replicas}},
     ]
-    third = "offload=parameters" in software.tunings and (plan.data == 1 or query.fixed.get("zero", 3) == 3)
+    third = "offload=parameters" in software.supports.tunings and (plan.data == 1 or query.fixed.get("zero", 3) == 3)
     offloads = ["optimizer", *["optimizer,parameters"] * third]
     tunings = {"optimizer": ["adamw8bit"], "loss": ["chunked"], "offload": offloads}
     changes += [
         typed(key, *values)
         for key, values in tunings.items()
-        if key in software.tunings and getattr(query, key) is None
+        if key in software.supports.tunings and getattr(query, key) is None
     ]
-    if "lora" in software.tunings and query.lora is None:
+    if "lora" in software.supports.tunings and query.lora is None:
         changes.append({"lora=16 quantize=4 (QLoRA, which trains adapters alone)": {"lora": 16, "quantize": 4}})
     return filter(None, changes)

@@ -38,7 +38,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -83,6 +83,7 @@ from synergy_core.performance.planner.machine import (
     running_on,
     software_named,
     with_gradients,
+    with_settings,
 )
 from synergy_core.performance.planner.memory import Memory, memory, usable_bytes, visible_bytes
 from synergy_core.performance.planner.options import Stated, rules
@@ -170,7 +171,7 @@ def asked(settings: Sequence[str], replacing: Collection[str] = ()) -> Asked:
         software = with_gradients(software, query.gradients)
     of_model = {key: to(model.architecture) if callable(to) else to for key, to in stated.changed.items()}
     tuning = {name: getattr(query, name) for name in TUNING}
-    software = replace(tuned(software, **tuning, layers=model.architecture.limits().layers), **of_model)
+    software = with_settings(tuned(software, **tuning, layers=model.architecture.limits().layers), **of_model)
     batch = query.batch or default_batch(model.architecture)
     machines = [_machine(name, query) for name in query.gpu]
     stacks = {machine.gpu.name: running_on(software, machine.gpu) for machine in machines}
@@ -180,7 +181,7 @@ def asked(settings: Sequence[str], replacing: Collection[str] = ()) -> Asked:
         return (own.of(machine.gpu) if own else None) or constants_for(machine, stack)
 
     def find(machine: Machine, counts: Sequence[int], keep: int = 0, **changed: Any) -> PlanTable:
-        stack = replace(stacks[machine.gpu.name], **changed)
+        stack = with_settings(stacks[machine.gpu.name], **changed)
         options: dict[str, Any] = {"counts": counts, "global_batch": batch, "keep": keep, "fixed": query.fixed}
         return search(model.family, model.architecture, machine, stack, constants(machine, stack), **options)
 
@@ -489,7 +490,7 @@ def _safest(found: Asked, answer: PlanAnswer) -> Iterator[str]:
 
 def _unsharded(answer: PlanAnswer) -> Iterator[str]:
     """Yields a sentence if plans have a single replica although the software always shards: there it holds all."""
-    plans, zeros = answer.table.plans, answer.software.zeros
+    plans, zeros = answer.table.plans, answer.software.supports.zeros
     lone = np.unique(plans.gpus[plans.data * plans.context == 1]).tolist()
     if lone and 0 not in zeros:
         stages, counts = (" or ".join(map(str, each)) for each in (zeros, lone))
@@ -520,17 +521,17 @@ def _leaner(found: Asked, answer: PlanAnswer) -> Iterator[str]:
         return
     count = min(lacking, key=lambda each: each.missing_bytes).gpus
     ways: dict[str, dict[str, Any]] = {}
-    if "bf16" in software.gradients and software.gradient_bytes > GRADIENT_BYTES["bf16"]:
+    if "bf16" in software.supports.gradients and software.gradient_bytes > GRADIENT_BYTES["bf16"]:
         ways["With gradients=bf16"] = {"gradient_bytes": GRADIENT_BYTES["bf16"]}
-    if "offload" in software.tunings and not software.offload:
+    if "offload" in software.supports.tunings and not software.run.offload:
         ways["With the optimizer offloaded to the host (ZeRO-Offload, 8 threads a GPU)"] = {"offload": ("optimizer",)}
     for way, changed in ways.items():
         plans = found.find(table.machine, [count], **changed)
         if len(plans):
-            step_s, stack = seconds(float(plans.step_time_s[0])), replace(software, **changed)
+            step_s, stack = seconds(float(plans.step_time_s[0])), with_settings(software, **changed)
             best = plans.plans.take(np.array([0]))
             needs = memory(found.model.family.work(found.model.architecture, best, stack), best, stack)
-            host = f", {host_memory(needs, table.machine)}" if stack.offload else ""
+            host = f", {host_memory(needs, table.machine)}" if stack.run.offload else ""
             size = f"{float(needs.needed[0]) / GIB:.1f} GiB{host}"
             enough = f"{counted(count)} suffice{'s' if count == 1 else ''}"
             yield f"{way}, {enough}: {best.plan(0).describe()}, {step_s}, {size}."

@@ -51,7 +51,7 @@ def model_flops(family: Family, architecture: Architecture, software: Software, 
     work = family.work(architecture, plans_of([Plan()]), software)
     flops = work.before.flops(causal_share) + work.after.flops(causal_share)
     for run in work.layers:
-        flops = flops + run.block.flops(causal_share) * run.count * ((1.0 + 2.0 * software.trained_fraction) / 3.0)
+        flops = flops + run.block.flops(causal_share) * run.count * ((1.0 + 2.0 * software.run.trained_fraction) / 3.0)
     return 3.0 * float(np.max(flops))
 
 

@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -24,14 +23,14 @@ from synergy_core.performance.planner.bands import (
     verdict,
 )
 from synergy_core.performance.planner.families import card_named
-from synergy_core.performance.planner.machine import machine_named, software_named
+from synergy_core.performance.planner.machine import machine_named, software_named, with_settings
 from synergy_core.performance.planner.memory import visible_bytes
 
 DENSE, MOE, SMALL = (card_named(name).architecture for name in ("gpt-22b", "mixtral-8x7b", "gpt-125m"))
 
 
 def band(gpu="a100-80gb", software="megatron", gpus=64, architecture=DENSE, **settings) -> Band:
-    return time_band(machine_named(gpu), replace(software_named(software), **settings), architecture, gpus)
+    return time_band(machine_named(gpu), with_settings(software_named(software), **settings), architecture, gpus)
 
 
 @pytest.mark.parametrize(("rows", "rank"), [(13, 13), (18, 18), (19, 19), (39, 38), (199, 190)])

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from planner_setup import machine
 
 from synergy_core.performance.planner.families import architecture_named, mixture, transformer
-from synergy_core.performance.planner.machine import Software, machine_named
+from synergy_core.performance.planner.machine import Software, machine_named, with_settings
 from synergy_core.performance.planner.memory import Memory, memory, visible_bytes
 from synergy_core.performance.planner.plan import Plan, Recompute, plans_of
 from synergy_core.performance.planner.work import Block, Layers, Work
 
 NONE, SELECTIVE, FULL, _, MODULES = Recompute
-STACK = Software("test", dropout=True, workspace_bytes=0.0)
+STACK = with_settings(Software("test"), dropout=True, workspace_bytes=0.0)
 UNFUSED = replace(STACK, flash=False)
 GPT = transformer.Architecture(layers=24, hidden=2048, heads=16, ffn=8192, vocab=51200, seq_len=1024)
 S, H, A, B = 1024, 2048, 16, 2
@@ -46,7 +46,7 @@ def test_recomputed_modules_keep_of_an_mlp_its_input_and_of_latent_attention_no_
 def test_an_offloaded_optimizer_leaves_weights_and_the_gradients_that_are_not_sharded() -> None:
     parameters = GPT.parameters() + 2.0 * H
     for zero, per_parameter in ((0, 6.0), (1, 6.0), (2, 2.0), (3, 2.0 / 8)):
-        held = of(Plan(data=8, zero=zero), software=replace(STACK, offload=("optimizer",)))
+        held = of(Plan(data=8, zero=zero), software=with_settings(STACK, offload=("optimizer",)))
         np.testing.assert_allclose(held.static, per_parameter * parameters)
 
 
@@ -62,13 +62,13 @@ def test_bytes_per_parameter_by_zero_stage(zero: int, per_parameter: float) -> N
 
 def test_a_master_copy_that_is_gathered_from_saves_the_16_bit_shard() -> None:
     plan = Plan(data=8, zero=3)
-    both, master = of(plan), of(plan, software=replace(STACK, gathers_from_master=True))
+    both, master = of(plan), of(plan, software=with_settings(STACK, gathers_from_master=True))
     np.testing.assert_allclose(both.static - master.static, 2.0 * (GPT.parameters() + 2.0 * H) / 8)
 
 
 def test_zero_3_gathers_prefetched_units() -> None:
     plan = Plan(data=8, zero=3)
-    once, twice = (of(plan, software=replace(STACK, prefetch=each)) for each in (1, 2))
+    once, twice = (of(plan, software=with_settings(STACK, prefetch=each)) for each in (1, 2))
     work = transformer.work(GPT, plans_of([plan]), STACK)
     largest = np.maximum(work.layers[0].block.parameters, work.before.parameters)
     np.testing.assert_allclose(twice.buffers - once.buffers, 2.0 * largest)
@@ -102,7 +102,7 @@ def test_products_of_several_experts_have_workspaces_of_their_own() -> None:
     plans = plans_of([Plan(data=8, expert=4), Plan(data=8, expert=8)])
     for each, expected in ((model, [5e8, 0.0]), (dense, [0.0, 0.0])):
         work = mixture.work(each, plans, STACK)
-        plain, grouped = (memory(work, plans, replace(STACK, grouped_bytes=size)) for size in (0.0, 5e8))
+        plain, grouped = (memory(work, plans, with_settings(STACK, grouped_bytes=size)) for size in (0.0, 5e8))
         np.testing.assert_allclose(grouped.static - plain.static, expected)
         np.testing.assert_allclose(grouped.total - plain.total, expected)
 
@@ -137,7 +137,7 @@ def test_products_in_eight_bits_keep_their_inputs_in_eight_bits() -> None:
 
 
 def test_buckets_stand_beside_the_gradients_under_zero() -> None:
-    deepspeed = replace(STACK, bucket_elements=1e8)
+    deepspeed = with_settings(STACK, bucket_elements=1e8)
     plans = [Plan(data=8, zero=zero) for zero in range(4)]
     extra = of(*plans, software=deepspeed).buffers - of(*plans).buffers
     np.testing.assert_allclose(extra, [0.0, 4e8, 4e8, 2e8])  # in the weights' format, in which they are sent
@@ -188,7 +188,7 @@ def test_full_recomputation_keeps_inputs_and_one_live_layer() -> None:
 def test_stages_cut_by_compute_give_the_first_more_layers() -> None:
     plan = Plan(pipeline=8, accumulation=8)
     by_layers, by_compute = (
-        of(plan, stage="first", software=replace(STACK, weighs_logits=each)) for each in (False, True)
+        of(plan, stage="first", software=with_settings(STACK, weighs_logits=each)) for each in (False, True)
     )
     np.testing.assert_allclose(by_compute.weights - by_layers.weights, 2.0 * layer(plan).parameters)
 

@@ -263,7 +263,7 @@ def test_rubicks_rows_become_plans_on_the_cards_that_their_gpus_reach(tmp_path):
     assert uneven.settings[0].plan.describe() == "dp8 · 4×1 · zero2"
     # Two GPUs of a node share a card of 25 GB/s, which the mean of 8 ÷ 3 GPUs on a node wait for.
     assert uneven.settings[0].machine.network_bytes_per_s == pytest.approx(25e9 * 3 / 8)
-    assert offloaded.settings[0].software.offload
+    assert offloaded.settings[0].software.run.offload
     assert offloaded.settings[0].plan.offload
     assert (whole.weight, offloaded.weight) == (1.0, 0.0)
     path.write_text(RUBICK + "llama7,zero-offload,,,,1,1,1,1\n")
@@ -325,7 +325,7 @@ def test_published_runs_of_megatron_bridge_have_the_settings_of_their_scripts(tm
     models = ("mine", "mine (tokendrop)")
     rows = read(write(tmp_path / "x.csv", *({"gpu": "H100", "source": source, "model": each} for each in models))).rows
     found = [row.settings[0].software for row in rows]
-    assert [(each.name, each.gradient_bytes, each.sends_once) for each in found] == [
+    assert [(each.name, each.gradient_bytes, each.communication.sends_once) for each in found] == [
         ("megatron-core", 2.0, True),
         ("megatron-core", 2.0, False),
     ]

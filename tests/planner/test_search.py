@@ -14,7 +14,7 @@ from synergy_core.errors import InputError
 from synergy_core.performance.planner.emitters import stages
 from synergy_core.performance.planner.enumerate import candidates
 from synergy_core.performance.planner.families import architecture_named, mixture, transformer
-from synergy_core.performance.planner.machine import constants_for, machine_named, software_named
+from synergy_core.performance.planner.machine import constants_for, machine_named, software_named, with_settings
 from synergy_core.performance.planner.memory import memory
 from synergy_core.performance.planner.plan import Plan, Recompute, plans_of
 from synergy_core.performance.planner.search import MICRO_BATCHES, search
@@ -110,7 +110,7 @@ def test_three_interleaved_chunks_may_lack_a_layer(layers, stages, interleaves):
 
     def tried(short_chunks):
         limits, batch = Limits(layers, 8, 8, 4_096), 4 * stages
-        software = replace(SOFTWARE, short_chunks=short_chunks)
+        software = with_settings(SOFTWARE, short_chunks=short_chunks)
         fixed = {"pipeline": stages}
         plans = candidates(limits, [stages], batch, software, micro_batches=(1,), max_tensor=1, fixed=fixed)
         return sorted({*plans.interleave.tolist()})
@@ -138,7 +138,7 @@ def test_single_modules_are_recomputed_where_the_software_can_and_less_does_not_
     fixed = {"tensor": 1, "micro_batch": 16, "zero": 0}
 
     def plan_of(*recomputes):
-        software = replace(SOFTWARE, recomputes=recomputes)
+        software = with_settings(SOFTWARE, recomputes=recomputes)
         table = search(transformer, gpt(), small, software, CONSTANTS, counts=[1], global_batch=16, fixed=fixed)
         return table.plans.recompute.tolist(), table.step_time_s.tolist()
 
@@ -147,7 +147,7 @@ def test_single_modules_are_recomputed_where_the_software_can_and_less_does_not_
     assert kinds == [Recompute.MODULES]
     assert some < plan_of("none", "full")[1][0]
     with pytest.raises(InputError, match="recompute=4: test supports 0"):
-        search(transformer, gpt(), small, replace(SOFTWARE, recomputes=("none", "full")), CONSTANTS,
+        search(transformer, gpt(), small, with_settings(SOFTWARE, recomputes=("none", "full")), CONSTANTS,
                counts=[1], global_batch=16, fixed={"recompute": 4})  # fmt: skip
 
 
@@ -157,7 +157,7 @@ def test_experts_spread_over_tensor_parallel_ranks_where_the_software_keeps_them
 
     def tried(**options):
         fixed = {"tensor": 2, "pipeline": 8, "context": 1}
-        software = replace(SOFTWARE, **options)
+        software = with_settings(SOFTWARE, **options)
         plans = candidates(limits, [256], 128, software, micro_batches=(1,), max_tensor=8, fixed=fixed)
         return {*zip(plans.expert.tolist(), plans.sequence.tolist(), strict=True)}
 

@@ -7,7 +7,14 @@ import pytest
 
 from synergy_core.performance.planner.communication import all_reduce_s, reduce_scatter_s
 from synergy_core.performance.planner.families import architecture_named, mixture, transformer
-from synergy_core.performance.planner.machine import Constants, Software, links_for, machine_named, software_named
+from synergy_core.performance.planner.machine import (
+    Constants,
+    Software,
+    links_for,
+    machine_named,
+    software_named,
+    with_settings,
+)
 from synergy_core.performance.planner.memory import memory
 from synergy_core.performance.planner.plan import Plan, Recompute, plans_of
 from synergy_core.performance.planner.step_time import step_time
@@ -32,7 +39,7 @@ def test_deepspeed_shards_states_of_16_bytes_a_parameter():
 
 def test_deepspeeds_buckets_hold_1e9_gradients_and_its_live_weights_at_most_1e9():
     """docs/_pages/config-json.md: reduce_bucket_size 5e8, two or under ZeRO 3 one; stage3_max_live_parameters 1e9."""
-    stack = replace(software_named("deepspeed"), eager=False, update_bytes=0.0)
+    stack = with_settings(software_named("deepspeed"), eager=False, update_bytes=0.0)
     found = held(stack, zero=2)
     np.testing.assert_allclose(found.buffers - found.workspace, 2 * 5e8 * 2)
     large = replace(GPT, layers=96)
@@ -50,7 +57,7 @@ def test_deepspeeds_update_copies_gradients_to_fp32_beside_an_eager_adams_array(
     huge = replace(GPT, layers=1000)  # 50B, so that a part is larger than a sub-group
     part = float(huge.parameters() + 2.0 * H) / 8
     with_update, without = (
-        held(replace(software_named("deepspeed"), **changed), huge, zero=zero, recompute=Recompute.FULL)
+        held(with_settings(software_named("deepspeed"), **changed), huge, zero=zero, recompute=Recompute.FULL)
         for changed in ({}, {"eager": False, "update_bytes": 0.0})
     )
     other = without.activations + without.logits
@@ -77,7 +84,7 @@ def test_accumulation_without_synchronising_scatters_gradients_once_a_step():
     def data_s(software):
         return step_time(transformer.work(GPT, plans, software), plans, machine, software, constants).data_s
 
-    once, each = (data_s(Software("test", sums_whole=whole)) for whole in (True, False))
+    once, each = (data_s(with_settings(Software("test"), sums_whole=whole)) for whole in (True, False))
     np.testing.assert_allclose(each[1], 5 * each[0])
     np.testing.assert_allclose(once[0], each[0])
     assert once[1] < each[1]
@@ -140,7 +147,7 @@ def test_recomputed_operators_of_latent_attention_keep_half_of_the_products_and_
 
 def test_the_host_keeps_what_is_offloaded_of_the_parts_of_a_nodes_gpus():
     """ZeRO-Offload (ATC 2021), section 3: 12 bytes of states a parameter, under ZeRO 2 and 3 also gradients."""
-    stack = replace(software_named("deepspeed"), offload=("optimizer",))
+    stack = with_settings(software_named("deepspeed"), offload=("optimizer",))
     of_four, of_eight = (replace(machine_named("a100-80gb"), gpus_per_node=each, host_bytes=20e9) for each in (4, 8))
     for zero, each in ((1, 12.0), (2, 14.0), (3, 14.0)):
         found = held(stack, zero=zero)
@@ -168,7 +175,7 @@ def test_a_window_costs_its_keys_but_no_more_than_causal_attention_without_one(w
 
 def test_deepspeed_sends_gradients_to_the_host_on_one_gpu_too():
     """stage_1_and_2.py, cpu_offload: gradients leave through the two buckets, whatever the number of ranks."""
-    stack = replace(software_named("deepspeed"), offload=("optimizer",))
+    stack = with_settings(software_named("deepspeed"), offload=("optimizer",))
     columns = plans_of([Plan(recompute=Recompute.FULL)])
     found = memory(transformer.work(GPT, columns, stack), columns, stack)
     np.testing.assert_allclose(found.host, (12.0 + 2.0) * PARAMETERS)
@@ -178,7 +185,7 @@ def test_deepspeed_sends_gradients_to_the_host_on_one_gpu_too():
 
 def test_whole_gradients_stay_on_the_gpu_while_the_host_keeps_the_shards():
     """fully_sharded_data_parallel.py, no_sync: gradients that were not reduced are not offloaded."""
-    found = held(replace(software_named("accelerate-fsdp"), offload=("optimizer",)), zero=3, accumulation=2)
+    found = held(with_settings(software_named("accelerate-fsdp"), offload=("optimizer",)), zero=3, accumulation=2)
     np.testing.assert_allclose(found.gradients, 2.0 * PARAMETERS)
     np.testing.assert_allclose(found.host, 16.0 * PARAMETERS / 8)
 
@@ -193,7 +200,7 @@ def test_states_that_nodes_hold_alike_are_shared_out_on_each():
     one, whole = plans_of([Plan(data=8, zero=3)]), plans_of([Plan(data=32, zero=3)])
 
     def of(plans, **changed):
-        software = replace(stack, **changed)
+        software = with_settings(stack, **changed)
         work = transformer.work(GPT, plans, software)
         needs = memory(work, plans, software)
         return needs.static - needs.workspace, step_time(work, plans, machine, software, constants).data_s

@@ -24,6 +24,7 @@ from synergy_core.performance.planner.machine import (
     machine_named,
     software_named,
     transferred,
+    with_settings,
 )
 from synergy_core.performance.planner.plan import Plan, plans_of
 from synergy_core.performance.planner.step_time import HOST_COPY_EFFICIENCY, HOST_UPDATE_S, StepTime, step_time
@@ -142,10 +143,11 @@ def test_full_recomputation_is_one_more_forward_pass_of_the_layers():
 def test_an_offloaded_step_updates_a_share_on_the_cpus_and_moves_every_gradient():
     work = replace(traffic(1), layers=(Layers(Block("layer", parameters=8e9), 1.0),))
     plans = plans_of([Plan(data=each, zero=2) for each in (1, 2, 4)])
-    stack, share = replace(FLASH, offload=("optimizer",)), 8e9 / np.array([1, 2, 4])
+    stack, share = with_settings(FLASH, offload=("optimizer",)), 8e9 / np.array([1, 2, 4])
     per_gradient_s = FLASH.gradient_bytes / A100.gpu.pcie_bytes_per_s / HOST_COPY_EFFICIENCY
     of_deepspeed, others = (
-        step_time(work, plans, A100, each, PLAIN).optimizer_s for each in (replace(stack, bucket_elements=1.0), stack)
+        step_time(work, plans, A100, each, PLAIN).optimizer_s
+        for each in (with_settings(stack, bucket_elements=1.0), stack)
     )
     assert of_deepspeed == pytest.approx(share * HOST_UPDATE_S + 8e9 * per_gradient_s)
     assert others == pytest.approx(share * (HOST_UPDATE_S + per_gradient_s))
@@ -225,7 +227,9 @@ def test_reductions_of_input_gradients_hide_behind_the_products_for_weight_gradi
     product = Block("layer", gemms=(Gemm(65536.0, 8192.0, 8192.0),), tensor_bytes=1e9, tensor_count=1.0)
     work = Work(Block("embedding"), (Layers(product, 4.0),), Block("logits"))
     plans = Plan(tensor=8), Plan(tensor=8, sequence=True)
-    plain, hiding = (timed(work, *plans, software=replace(FLASH, async_tensor=each)).tensor_s for each in (False, True))
+    plain, hiding = (
+        timed(work, *plans, software=with_settings(FLASH, async_tensor=each)).tensor_s for each in (False, True)
+    )
     assert hiding == pytest.approx(plain * [0.5, 0.75])
 
 
@@ -258,7 +262,7 @@ def test_tokens_go_to_the_nodes_of_few_groups_of_experts():
     """DeepSeek-V3's experts lie in 8 groups, those of a token in 4. Within a node that saves nothing."""
     family, architecture = architecture_named("deepseek-v3")
     plans = plans_of([Plan(data=64, expert=64, zero=1), Plan(data=8, expert=8, zero=1)])
-    software, seconds = replace(FLASH, sends_once=True), []
+    software, seconds = with_settings(FLASH, sends_once=True), []
     for groups in (4, 8):
         work = family.work(replace(architecture, groups_per_token=groups), plans, software)
         seconds.append(step_time(work, plans, machine_named("h100"), software, PLAIN).expert_s)

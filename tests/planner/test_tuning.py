@@ -89,7 +89,7 @@ def test_frozen_experts_are_shared_out_once():
 @pytest.mark.parametrize("name", ["alpa-fp32", "deepspeed-tf32"])
 def test_no_matrix_is_written_out_where_none_is_quantized(name):
     stack = software_named(name)
-    assert held(stack).workspace == held(tuned(stack, lora=16)).workspace == stack.workspace_bytes
+    assert held(stack).workspace == held(tuned(stack, lora=16)).workspace == stack.memory.workspace_bytes
 
 
 def test_naming_adamw_keeps_a_stacks_own_states():
@@ -162,7 +162,7 @@ def test_offloaded_weights_leave_a_gpu_what_is_gathered():
     np.testing.assert_allclose(one.host, (12.0 + 2.0 + 2.0) * PARAMETERS)
     layer = 4 * 4096**2 + 3 * 4096 * 11008 + 4 * 4096
     np.testing.assert_allclose(one.buffers - one.workspace, 2 * 1e9 + 2 * layer + 2 * 5e8)
-    assert stack.zeros == (3,)
+    assert stack.supports.zeros == (3,)
 
 
 @pytest.mark.parametrize(("words", "rate"), [("parameters", 1e8 * HOST_COPY_EFFICIENCY), ("nvme,parameters", 1.6e9)])
@@ -215,7 +215,7 @@ def test_offloaded_activations_leave_two_layers_on_the_gpu():
 
 def test_fsdp_offloads_parameters_and_states_together_and_torchtitan_neither(capsys):
     """torch/distributed/fsdp, CPUOffload: the shards, their gradients and the optimizer's states are on the host."""
-    assert set(tuned(software_named("fsdp"), offload="parameters").offload) == {"optimizer", "parameters"}
+    assert set(tuned(software_named("fsdp"), offload="parameters").run.offload) == {"optimizer", "parameters"}
     typed = "plan model=llama-3-8b gpu=h100 gpus=8 offload="
     assert "lacks it" in asked(capsys, f"{typed}optimizer software=torchtitan")[2]
     assert "says where, not what" in asked(capsys, f"{typed}nvme,activations software=deepspeed zero=3")[2]
@@ -231,8 +231,8 @@ def test_recomputation_is_tried_where_less_of_it_means_more_to_copy(capsys):
 def test_megatron_core_offloads_activations_without_stages_and_recomputation():
     """transformer_config.py: cpu_offloading excludes pipeline parallelism and recomputation."""
     stack = tuned(software_named("megatron-core"), offload="activations")
-    assert stack.recomputes == ("none",)
-    assert {"pipeline", "interleave"}.isdisjoint(stack.splits)
+    assert stack.supports.recomputes == ("none",)
+    assert {"pipeline", "interleave"}.isdisjoint(stack.supports.splits)
 
 
 def test_all_to_alls_send_queries_keys_values_and_outputs_once_a_pass():

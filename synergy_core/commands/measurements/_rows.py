@@ -24,6 +24,7 @@ from synergy_core.performance.planner.machine import (
     software_named,
     software_names,
     with_gradients,
+    with_settings,
 )
 from synergy_core.performance.planner.plan import Plan
 
@@ -278,7 +279,7 @@ def software_of(row: TableRow, plan: Plan) -> Software | None:
         return replace(result, weight_bytes=4.0, gradient_bytes=4.0, optimizer_bytes=8.0)
     if "megatron-bridge" in row.text("source").lower() and "performance" in row.text("source").lower():
         # scripts/performance: grad_reduce_in_fp32 = False; "Using token drop, disabling DeepEP".
-        return replace(result, gradient_bytes=2.0, sends_once="tokendrop" not in row.text("model"))
+        return with_settings(result, gradient_bytes=2.0, sends_once="tokendrop" not in row.text("model"))
     if base.name == "megatron-deepspeed" and precision == "bf16":
         return with_gradients(result, "fp32")  # deepspeed/runtime/bf16_optimizer.py sums and reduces them so
     if "mode default" in notes or "fp32 grad" in dtype:

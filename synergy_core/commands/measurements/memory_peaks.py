@@ -15,6 +15,7 @@ from typing import Any
 from synergy_core.commands.measurements._table import Table, TableRow
 from synergy_core.commands.measurements.training_times import GIB, TrainingStep, TrainingTimes, step
 from synergy_core.performance.catalog import gpu_sheet
+from synergy_core.performance.planner.machine import with_settings
 
 DESCRIPTION = "memory of training runs (layers, hidden, …, tp, pp, …, mem_allocated_gib, mem_max_gib)"
 
@@ -68,7 +69,7 @@ def _step(row: TableRow, model: str) -> TrainingStep:
     is_whole = row.whole("etp") == 1  # Megatron splits experts like other layers by default.
     options: dict[str, Any] = {"dropout": True, "workspace_bytes": float(workspace), "whole_experts": is_whole}
     settings = tuple(
-        replace(each, software=replace(each.software, **options, grouped_bytes=size))
+        replace(each, software=with_settings(each.software, **options, grouped_bytes=size))
         for each in found.settings
         for size in grouped
     )

@@ -22,7 +22,7 @@ from synergy_core.commands.measurements._rows import Setting, family_of
 from synergy_core.commands.measurements._table import Table, TableRow
 from synergy_core.commands.measurements.training_times import TrainingStep, TrainingTimes
 from synergy_core.performance.planner.families import architecture_named
-from synergy_core.performance.planner.machine import Machine, machine_named, software_named
+from synergy_core.performance.planner.machine import Machine, machine_named, software_named, with_settings
 from synergy_core.performance.planner.memory import memory
 from synergy_core.performance.planner.plan import Plan, Recompute, plans_of
 
@@ -93,7 +93,7 @@ def _step(row: TableRow, shape: tuple[int, ...]) -> TrainingStep:
         if row.text("model") in UNACCUMULATED:
             setting = replace(setting, plan=replace(setting.plan, accumulation=1))
             batch = setting.plan.global_batch
-        if setting.software.offload and not fits:
+        if setting.software.run.offload and not fits:
             failure = "it does not fit with the optimizer offloaded, and offloaded weights are not modelled"
     found = setting.plan
     if found.gpus != gpus:
@@ -107,7 +107,7 @@ def _step(row: TableRow, shape: tuple[int, ...]) -> TrainingStep:
         pipeline=found.pipeline,
         global_batch=batch,
         iter_time_s=seconds,
-        weight=0.0 if setting.software.offload else 1.0,
+        weight=0.0 if setting.software.run.offload else 1.0,
         settings=() if failure else (setting,),
         failure=failure,
     )
@@ -116,7 +116,7 @@ def _step(row: TableRow, shape: tuple[int, ...]) -> TrainingStep:
 def _replicas(architecture: Any, machine: Machine, gpus: int, batch: int, plan: str) -> tuple[Setting, bool]:
     """The data-parallel plan with the fewest micro-batches that fits, else with micro-batch 1; and whether it fits."""
     software, per_gpu = software_named("deepspeed-tf32"), batch // gpus
-    software = replace(software, offload=("optimizer",) if plan == "zero-offload" else ())
+    software = with_settings(software, offload=("optimizer",) if plan == "zero-offload" else ())
     recompute = Recompute.FULL if plan == "gc" else Recompute.NONE
     sizes = [size for size in range(per_gpu, 0, -1) if per_gpu % size == 0]
     tried = [
@@ -125,5 +125,5 @@ def _replicas(architecture: Any, machine: Machine, gpus: int, batch: int, plan: 
     ]
     plans = plans_of(tried)
     fits = memory(family_of(architecture).work(architecture, plans, software), plans, software).fits(machine)
-    found = replace(tried[int(fits.argmax()) if fits.any() else -1], offload=bool(software.offload))
+    found = replace(tried[int(fits.argmax()) if fits.any() else -1], offload=bool(software.run.offload))
     return Setting(architecture, found, machine, software), bool(fits.any())

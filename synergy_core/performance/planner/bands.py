@@ -121,7 +121,7 @@ def time_band(
         widened["software"] = f"no step of {name} was measured on {gpu_type}"
     if name != software.fitted_as:
         widened["software"] = f"no step of {software.name} was measured"
-    if software.adapter_rank:
+    if software.run.adapter_rank:
         widened["software"] = "no step with adapters was measured"
     if software.precision not in reach.get("precisions", [software.precision]):
         widened["precision"] = f"{name} was measured in {'/'.join(reach['precisions'])}, not in {software.precision}"
@@ -150,7 +150,7 @@ def memory_band(software: Software, architecture: Architecture) -> Band:
     own = shared_bands()["memory"]
     found = own.get(f"{software.fitted_as} {family}") or own.get(f"{software.name} {family}")
     widened = {} if found else {OTHER_SOFTWARE: f"no memory of a {family} model was measured under {software.name}"}
-    if software.adapter_rank:
+    if software.run.adapter_rank:
         widened = {OTHER_SOFTWARE: "no memory of a model with adapters was measured"}
     return _band(found or _of(own, family), {OTHER_SOFTWARE: own[OTHER_SOFTWARE]}, widened)
 

@@ -159,7 +159,7 @@ class PlannedRuns:
 
         self.data_ranks = plans.data * plans.context
         self.shards, self.shards_within, self.groups, self.groups_within = shared(self.data_ranks, plans.tensor)
-        split = plans.expert_tensor(whole=software.whole_experts)
+        split = plans.expert_tensor(whole=software.communication.whole_experts)
         self.expert_within = within(plans.expert, split)
         copies = np.maximum(self.data_ranks * (plans.tensor // split) // plans.expert, 1)
         experts = shared(copies, split * plans.expert)
@@ -182,7 +182,7 @@ def held(work: Work, plans: Plans, software: Software) -> tuple[Floats, Floats]:
         expert = expert + share * each.block.trained_parameters(software, expert=True)
     first, last = np.asarray(work.before.parameters, float), np.asarray(work.after.parameters, float)
     edge = np.where(plans.pipeline == 1, first + last, np.maximum(first, last))
-    return dense + edge * software.trains_tables, expert
+    return dense + edge * software.run.trains_tables, expert
 
 
 ReplicaTerms = tuple[ExchangeTerms, ExchangeTerms]
@@ -252,7 +252,7 @@ def replica_exchange_s(
         sum(run.count * np.asarray(getattr(run.block, name), float) for run in work.layers) / count
         for name in ("parameters", "expert_parameters")
     )
-    weight_bytes = software.frozen_bytes if software.adapter_rank else software.weight_bytes
+    weight_bytes = software.run.frozen_bytes if software.run.adapter_rank else software.weight_bytes
     gathered = of_all(all_gather_s, unit * weight_bytes) + of_experts(all_gather_s, own_unit * weight_bytes)
     # What never overlaps are copies, and slower computation beside them. Per byte they cost as much as between whole
     # nodes, however few network cards the ranks have.
@@ -261,7 +261,7 @@ def replica_exchange_s(
         for number, ranks in ((unit, runs.shards), (own_unit, runs.copies))
     )
     never = c.data_exposed * np.minimum(between_nodes / (c.network_efficiency * np.maximum(gathered, 1e-12)), 1.0)
-    if not software.trains_tables:
+    if not software.run.trains_tables:
         unit, own_unit = dense / layers, expert / layers
     scattered = gradients_s(of_all, reduce_scatter_s, unit * software.sent_gradient_bytes)
     scattered = scattered + gradients_s(of_experts, reduce_scatter_s, own_unit * software.sent_gradient_bytes)
@@ -269,12 +269,12 @@ def replica_exchange_s(
     scattered = np.maximum(scattered, summed)
 
     def micro_batch_s(scattered: Floats) -> Floats:
-        again = software.trained_fraction * gathered  # no backward pass runs through the first layers if frozen
+        again = software.run.trained_fraction * gathered  # no backward pass runs through the first layers if frozen
         every = exposed(gathered, forward_s / layers, never) + exposed(again + scattered, backward_s / layers, never)
         return layers * every + 2.0 * gathered
 
     gathers = np.where(plans.zero == 3, plans.accumulation, 1)
-    scatters = np.ones_like(gathers) if software.sums_whole else gathers
+    scatters = np.ones_like(gathers) if software.communication.sums_whole else gathers
     sharded = scatters * micro_batch_s(scattered) + (gathers - scatters) * micro_batch_s(0.0 * scattered)
     seconds = np.where(plans.zero == 3, sharded, once)
     if terms is not None:

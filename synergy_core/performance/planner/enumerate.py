@@ -75,7 +75,7 @@ def candidates(
         columns.update({key: column[wanted] for key, column in columns.items()})
 
     keep(np.isin(np.prod([columns[name] for name in names], axis=0), np.asarray(counts)))
-    if software.cp_comm_type == "a2a":
+    if software.communication.cp_comm_type == "a2a":
         keep((columns["context"] == 1) | (limits.groups % (columns["tensor"] * columns["context"]) == 0))
     cross("micro_batch", micro_batches)
     keep((global_batch // columns["data"]) % columns["micro_batch"] == 0)
@@ -83,16 +83,16 @@ def candidates(
     cross("interleave", range(1, MAX_STAGES_PER_GPU + 1))
     stages, per_gpu = columns["pipeline"], columns["interleave"]
     chunks = stages * per_gpu
-    even = (-limits.layers % chunks <= software.short_chunks) & (chunks <= limits.layers + 2)
+    even = (-limits.layers % chunks <= software.supports.short_chunks) & (chunks <= limits.layers + 2)
     keep((per_gpu == 1) | (even & (stages > 1) & (columns["accumulation"] % stages == 0)))
     cross("expert", divisors(limits.experts))
     cross("sequence", [0, 1])
     ranks, experts = columns["data"] * columns["context"], columns["expert"]
     spread = (columns["sequence"] == 1) & (columns["tensor"] * ranks % experts == 0)
-    keep((ranks % experts == 0) | (spread & software.whole_experts))
+    keep((ranks % experts == 0) | (spread & software.communication.whole_experts))
     pieces = columns["tensor"] * columns["context"]
     keep((columns["sequence"] == 0) | ((columns["tensor"] > 1) & (limits.seq_len % pieces == 0) & (limits.seq_len > 0)))
-    plain = software.plain_tensor and (limits.experts == 1 or not software.whole_experts)
+    plain = software.supports.plain_tensor and (limits.experts == 1 or not software.communication.whole_experts)
     keep((columns["sequence"] == 1) | (columns["tensor"] == 1) | plain)
     replicas, wanted = columns["data"] * columns["context"], [held["zero"]] if "zero" in held else ZEROS
     keep(np.any([_may_shard(replicas, columns["pipeline"], each, software) for each in wanted], axis=0))
@@ -120,7 +120,7 @@ def with_options(
 def leanest(plans: Plans, fixed: Mapping[str, int] | None, software: Software) -> Plans:
     """Each plan with the ZeRO stage and recomputation that need the least memory."""
     held, zero = fixed or {}, np.zeros(len(plans), dtype=np.int64)
-    for each in sorted(software.zeros):
+    for each in sorted(software.supports.zeros):
         zero[_may_shard(plans.data * plans.context, plans.pipeline, each, software)] = each
     return replace(
         plans,
@@ -177,7 +177,9 @@ def _checked(limits: Limits, fixed: Mapping[str, int], global_batch: int, softwa
             f"context={of['context']} does not divide the sequence of {limits.seq_len} tokens; choose a divisor.",
         ),
         (
-            of["context"] > 1 and software.cp_comm_type == "a2a" and limits.groups % (tensor * of["context"]),
+            of["context"] > 1
+            and software.communication.cp_comm_type == "a2a"
+            and limits.groups % (tensor * of["context"]),
             f"cp_comm_type=a2a: tensor × context = {tensor * of['context']} does not divide the model's "
             f"{limits.groups} key-value heads; choose less.",
         ),
@@ -204,6 +206,6 @@ def _may_shard(replicas: Ints, stages: Ints, zero: Ints | int, software: Softwar
 
     A single replica is never sharded.
     """
-    sharded = np.isin(zero, software.zeros) & ((stages == 1) | np.isin(zero, software.staged_zeros))
+    sharded = np.isin(zero, software.supports.zeros) & ((stages == 1) | np.isin(zero, software.supports.staged_zeros))
     result: Bools = np.where(replicas == 1, np.asarray(zero) == 0, sharded)
     return result

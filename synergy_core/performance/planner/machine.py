@@ -18,7 +18,7 @@ from synergy_core.performance.catalog import (
     NVIDIA,
     GpuSheet,
     file_in,
-    from_yaml,
+    filled,
     gpu_sheet,
     gpu_sheets,
     names_in,
@@ -93,8 +93,109 @@ def machine_named(
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """How a training stack uses GPU memory beyond its bytes per parameter: buffers, workspaces and temporary arrays."""
+
+    prefetch: int = 2
+    """Number of blocks whose gathered weights are in memory at once under ZeRO-3."""
+    logit_bytes: float = 6.0
+    """Largest number of bytes alive at once per logit: 6 if the softmax is in place (Megatron: 16-bit logits, fp32
+    softmax), 8 if it is a second fp32 array (nanotron), 14 for PyTorch's own cross entropy (16-bit logits, fp32
+    log-softmax and the gradients of both)."""
+    gathers_from_master: bool = False
+    """Whether ZeRO-3 keeps the weights only as the optimizer's fp32 copy (PyTorch's FSDP)."""
+    workspace_bytes: float = 96.0 * 2**20
+    """Workspaces of matrix-product libraries: 32 MiB for cuBLAS (PyTorch's choice since Hopper; 8 MiB before), and 64
+    MiB for Transformer Engine."""
+    grouped_bytes: float = 0.0
+    """Further workspaces on GPUs with several experts, whose products run in four streams."""
+    bucket_elements: float = 0.0
+    """Gradients in one of DeepSpeed's buckets: two under ZeRO 1 and 2, of which one is filled while the other is
+    reduced, and one under ZeRO 3. 0: no such buckets."""
+    live_elements: float = 0.0
+    """Weights that stay gathered at once under DeepSpeed's ZeRO 3; 0: those of `prefetch` blocks."""
+    state_bytes: float = 8.0
+    """The part of optimizer_bytes that is not a master copy of the weights."""
+    foreach: bool = True
+    """Whether torch's foreach kernels update, which make an fp32 array of a state (only where `eager`)."""
+    update_bytes: float = 0.0
+    """Bytes of temporary arrays per updated parameter, beside those of an eager Adam."""
+    update_elements: float = 0.0
+    """Parameters that are updated at once under ZeRO 3; 0: all of a rank's part."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSupport:
+    """Which plans and settings a training stack supports."""
+
+    gradients: tuple[str, ...] = ()
+    """Precisions in which gradients can be summed and sent, the default first."""
+    weighs_logits: bool = False
+    """Whether stages get equal compute, including the logits, instead of equal numbers of layers."""
+    splits: tuple[str, ...] = SPLITS
+    """Those of `SPLITS` that are supported."""
+    zeros: tuple[int, ...] = ZEROS
+    """ZeRO stages that are supported for several replicas; 0 is plain data parallelism."""
+    staged_zeros: tuple[int, ...] = (0, 1)
+    """Those of `zeros` that are also supported with pipeline stages."""
+    recomputes: tuple[str, ...] = ("none", "selective", "full")
+    """Names of the supported recomputation modes."""
+    tunings: tuple[str, ...] = ()
+    """Settings of `planner.tuning.tuned` that a user of this software can turn on: optimizer, lora, loss, offload, and
+    single values that few stacks have, such as `offload=parameters`."""
+    short_chunks: int = 0
+    """Number of interleaved chunks that may have one layer fewer than the others, such as those with the embedding and
+    the logits."""
+    plain_tensor: bool = True
+    """Whether tensor parallelism without sequence parallelism is supported."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommunicationUse:
+    """How a training stack exchanges data between ranks."""
+
+    cp_comm_type: str = "p2p"
+    """How context-parallel ranks communicate: one of `planner.tuning.CP_TYPES`."""
+    shard_ranks: int = 0
+    """Ranks that share states out among them, the others holding the same (PyTorch's HSDP); 0: all ranks do."""
+    sums_whole: bool = False
+    """Whether the gradients of several micro-batches are summed whole on every rank before they are exchanged
+    (no_sync)."""
+    async_tensor: bool = False
+    """Whether the backward pass reduces input gradients while it computes weight gradients."""
+    whole_experts: bool = False
+    """Whether tensor-parallel ranks hold different whole experts instead of parts of the same experts."""
+    sends_once: bool = False
+    """Whether a token is sent to each other node once, however many of its experts are there (DeepEP)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunTuning:
+    """What a run trains, recomputes and offloads; set by `planner.tuning.tuned`, absent in files."""
+
+    adapter_rank: int = 0
+    """Rank of the trained adapters on all matrices of the layers, whose own weights are frozen; 0: all weights are
+    trained."""
+    frozen_bytes: float = 2.0
+    """Bytes per frozen weight of a matrix."""
+    recomputed_fraction: float = 1.0
+    """Fraction of the layers to which a plan's recomputation applies; the others keep everything."""
+    trained_fraction: float = 1.0
+    """Fraction of the layers that are trained, the last ones, or that have adapters."""
+    trains_tables: bool = True
+    """Whether embedding and logits are trained, and not only layers or adapters."""
+    mean_len: int = 0
+    """Tokens of each document that is packed into a sequence. Fused attention stays within one; 0: sequences are whole.
+    """
+    offload: tuple[str, ...] = ()
+    """What leaves the GPU: words of `planner.tuning.OFFLOADS`."""
+    offloaded_fraction: float = 1.0
+    """Fraction of the layers whose activations are offloaded, if any are."""
+
+
+@dataclass(frozen=True, slots=True)
 class Software:
-    """A training stack, with its settings. `planner/tuning.py` changes some fields for a run."""
+    """A training stack. Its file in `catalog/software/` has the fields of all parts side by side."""
 
     name: str
     precision: str = "bf16"
@@ -114,14 +215,6 @@ class Software:
     """Bytes per parameter of gradients."""
     optimizer_bytes: float = 12.0
     """Bytes per parameter of the optimizer; an fp32 master copy and two moments are 12."""
-    gradients: tuple[str, ...] = ()
-    """Precisions in which gradients can be summed and sent, the default first."""
-    prefetch: int = 2
-    """Number of blocks whose gathered weights are in memory at once under ZeRO-3."""
-    logit_bytes: float = 6.0
-    """Largest number of bytes alive at once per logit: 6 if the softmax is in place (Megatron: 16-bit logits, fp32
-    softmax), 8 if it is a second fp32 array (nanotron), 14 for PyTorch's own cross entropy (16-bit logits, fp32
-    log-softmax and the gradients of both)."""
     eager: bool = False
     """Whether plain autograd decides what is kept: inputs gathered along the sequence, queries and keys before and
     after rotation, the activated half of a gated MLP. Otherwise hand-written backward passes keep only what they need.
@@ -129,77 +222,16 @@ class Software:
     compiled: bool = False
     """Whether a compiler keeps only what products and attention need: norms, rotations and activations are computed
     again (PyTorch, torch/_functorch/partitioners.py, min-cut rematerialization)."""
-    weighs_logits: bool = False
-    """Whether stages get equal compute, including the logits, instead of equal numbers of layers."""
-    gathers_from_master: bool = False
-    """Whether ZeRO-3 keeps the weights only as the optimizer's fp32 copy (PyTorch's FSDP)."""
-    workspace_bytes: float = 96.0 * 2**20
-    """Workspaces of matrix-product libraries: 32 MiB for cuBLAS (PyTorch's choice since Hopper; 8 MiB before), and 64
-    MiB for Transformer Engine."""
-    grouped_bytes: float = 0.0
-    """Further workspaces on GPUs with several experts, whose products run in four streams."""
-    bucket_elements: float = 0.0
-    """Gradients in one of DeepSpeed's buckets: two under ZeRO 1 and 2, of which one is filled while the other is
-    reduced, and one under ZeRO 3. 0: no such buckets."""
-    live_elements: float = 0.0
-    """Weights that stay gathered at once under DeepSpeed's ZeRO 3; 0: those of `prefetch` blocks."""
-    state_bytes: float = 8.0
-    """The part of optimizer_bytes that is not a master copy of the weights."""
-    foreach: bool = True
-    """Whether torch's foreach kernels update, which make an fp32 array of a state (only where `eager`)."""
-    adapter_rank: int = 0
-    """Rank of the trained adapters on all matrices of the layers, whose own weights are frozen; 0: all weights are
-    trained."""
-    frozen_bytes: float = 2.0
-    """Bytes per frozen weight of a matrix."""
-    recomputed_fraction: float = 1.0
-    """Fraction of the layers to which a plan's recomputation applies; the others keep everything."""
-    trained_fraction: float = 1.0
-    """Fraction of the layers that are trained, the last ones, or that have adapters."""
-    trains_tables: bool = True
-    """Whether embedding and logits are trained, and not only layers or adapters."""
-    cp_comm_type: str = "p2p"
-    """How context-parallel ranks communicate: one of `planner.tuning.CP_TYPES`."""
-    mean_len: int = 0
-    """Tokens of each document that is packed into a sequence. Fused attention stays within one; 0: sequences are whole.
-    """
-    update_bytes: float = 0.0
-    """Bytes of temporary arrays per updated parameter, beside those of an eager Adam."""
-    update_elements: float = 0.0
-    """Parameters that are updated at once under ZeRO 3; 0: all of a rank's part."""
-    shard_ranks: int = 0
-    """Ranks that share states out among them, the others holding the same (PyTorch's HSDP); 0: all ranks do."""
-    sums_whole: bool = False
-    """Whether the gradients of several micro-batches are summed whole on every rank before they are exchanged
-    (no_sync)."""
-    async_tensor: bool = False
-    """Whether the backward pass reduces input gradients while it computes weight gradients."""
-    whole_experts: bool = False
-    """Whether tensor-parallel ranks hold different whole experts instead of parts of the same experts."""
-    sends_once: bool = False
-    """Whether a token is sent to each other node once, however many of its experts are there (DeepEP)."""
-    splits: tuple[str, ...] = SPLITS
-    """Those of `SPLITS` that are supported."""
-    zeros: tuple[int, ...] = ZEROS
-    """ZeRO stages that are supported for several replicas; 0 is plain data parallelism."""
-    staged_zeros: tuple[int, ...] = (0, 1)
-    """Those of `zeros` that are also supported with pipeline stages."""
-    recomputes: tuple[str, ...] = ("none", "selective", "full")
-    """Names of the supported recomputation modes."""
-    tunings: tuple[str, ...] = ()
-    """Settings of `planner.tuning.tuned` that a user of this software can turn on: optimizer, lora, loss, offload, and
-    single values that few stacks have, such as `offload=parameters`."""
-    offload: tuple[str, ...] = ()
-    """What leaves the GPU: words of `planner.tuning.OFFLOADS`."""
-    offloaded_fraction: float = 1.0
-    """Fraction of the layers whose activations are offloaded, if any are."""
-    short_chunks: int = 0
-    """Number of interleaved chunks that may have one layer fewer than the others, such as those with the embedding and
-    the logits."""
     channels_last: bool = True
     """Whether images are stored with channels last, as tensor cores read them."""
-    plain_tensor: bool = True
-    """Whether tensor parallelism without sequence parallelism is supported."""
+    memory: MemoryUse = MemoryUse()
+    """Use of GPU memory."""
+    communication: CommunicationUse = CommunicationUse()
+    """Exchanges between ranks."""
+    supports: PlanSupport = PlanSupport()
+    """Supported plans and settings."""
+    run: RunTuning = RunTuning()
+    """Settings of a run."""
     like: tuple[str, ...] = ()
     """Software whose constants are used on GPU types without measurements, best first; empty: any software."""
     words: str = ""
@@ -218,7 +250,7 @@ class Software:
 
         deepspeed/runtime/engine.py: communication_data_type.
         """
-        return self.weight_bytes if self.bucket_elements else self.gradient_bytes
+        return self.weight_bytes if self.memory.bucket_elements else self.gradient_bytes
 
     @property
     def keeps_all(self) -> bool:
@@ -236,11 +268,11 @@ class Software:
     @property
     def recompute_modes(self) -> tuple[Recompute, ...]:
         """The supported recomputation modes, fastest first."""
-        return tuple(each for each in RISING if each.label in self.recomputes)
+        return tuple(each for each in RISING if each.label in self.supports.recomputes)
 
     def sharing(self, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
         """How many of `ranks` replicas share states out among them under ZeRO; they divide both."""
-        return np.gcd(ranks, self.shard_ranks)
+        return np.gcd(ranks, self.communication.shard_ranks)
 
     @property
     def fitted_as(self) -> str:
@@ -254,10 +286,45 @@ def software_names() -> tuple[str, ...]:
     return tuple(names_in("software"))
 
 
+_PARTS = {"memory": MemoryUse, "communication": CommunicationUse, "supports": PlanSupport, "run": RunTuning}
+_PART_OF = {each.name: part for part, fields_of in _PARTS.items() for each in fields(fields_of)}
+"""The part of `Software` that has a field."""
+
+
+def _by_part(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Settings by the part of `Software` that has them; "" for its own fields."""
+    found: dict[str, dict[str, Any]] = {part: {} for part in ("", *_PARTS)}
+    for name, value in settings.items():
+        found[_PART_OF.get(name, "")][name] = value
+    return found
+
+
+def with_settings(software: Software, **settings: Any) -> Software:
+    """The stack with other values of its own fields or of the fields of its parts."""
+    own, *of_parts = _by_part(settings).values()
+    parts = {
+        part: replace(getattr(software, part), **each) for part, each in zip(_PARTS, of_parts, strict=True) if each
+    }
+    return replace(software, **own, **parts)
+
+
+def software_from_yaml(path: Path) -> Software:
+    """Reads a file in the format of `catalog/software/`. Raises InputError for unknown, missing or mistyped values."""
+    values, own = read_yaml(path), {each.name for each in fields(Software)} - {"name", *_PARTS}
+    for key in values:
+        if key not in own | {*_PART_OF}:
+            raise unknown(f"key in {path.name}", key, [*own, *_PART_OF])
+    of_software, *of_parts = _by_part(values).values()
+    parts: dict[str, Any] = {
+        part: filled(_PARTS[part], each, path) for part, each in zip(_PARTS, of_parts, strict=True)
+    }
+    return filled(Software, of_software, path, name=path.stem, **parts)
+
+
 @cache
 def software_named(name: str) -> Software:
     """A training stack of the catalog. Raises InputError with the nearest match for an unknown name, also in `like`."""
-    found = from_yaml(Software, file_in("software", "training software", name))
+    found = software_from_yaml(file_in("software", "training software", name))
     for each in found.like:
         if each not in software_names():
             raise unknown(f"training software in `like` of {name}:", each, software_names())
@@ -272,8 +339,8 @@ GRADIENT_BYTES = {"fp32": 4.0, "bf16": 2.0}
 
 def with_gradients(software: Software, precision: str) -> Software:
     """The stack with gradients in that precision. Raises InputError if the stack does not support it."""
-    if precision not in software.gradients:
-        known = " and ".join(software.gradients) or "no other precision than its own"
+    if precision not in software.supports.gradients:
+        known = " and ".join(software.supports.gradients) or "no other precision than its own"
         raise InputError(f"gradients={precision}: {software.name} supports {known}; fix or leave it out.")
     return replace(software, gradient_bytes=GRADIENT_BYTES[precision])
 

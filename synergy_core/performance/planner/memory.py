@@ -150,7 +150,7 @@ def _roles(work: Work, plans: Plans) -> list[NDArray[np.int64]]:
 def _cut(work: Work, plans: Plans, software: Software, rank: NDArray[np.int64]) -> Amount:
     """Number of layers before stage `rank`, as Megatron (equal layers) or nanotron (equal compute) cuts them."""
     layers, stages = work.layer_count, plans.pipeline
-    if software.weighs_logits:
+    if software.supports.weighs_logits:
         every = sum(sum(each.flops for each in run.block.gemms) * run.count for run in work.layers)
         weight = sum(each.flops for each in work.after.gemms) / (every / layers)
         # A stage ends after the block with which its compute exceeds its share.
@@ -187,12 +187,12 @@ def _of_stage(work: Work, plans: Plans, software: Software, rank: NDArray[np.int
     kept, over, largest = (np.zeros(len(plans)) for _ in range(3))
     for block, count in held:
         one = block.kept(plans, software)
-        kept = kept + flight * count * one * software.trained_fraction
+        kept = kept + flight * count * one * software.run.trained_fraction
         over = np.maximum(over, np.where(count > 0, block.live_bytes - one, 0.0))
         largest = np.maximum(largest, np.where(count > 0, one, 0.0))
-    on_gpu = np.maximum(RESIDENT_LAYERS * largest - (1.0 - software.offloaded_fraction) * kept, 0.0)
-    host = np.maximum(software.offloaded_fraction * kept - on_gpu, 0.0)
-    host = host * ("activations" in software.offload)
+    on_gpu = np.maximum(RESIDENT_LAYERS * largest - (1.0 - software.run.offloaded_fraction) * kept, 0.0)
+    host = np.maximum(software.run.offloaded_fraction * kept - on_gpu, 0.0)
+    host = host * ("activations" in software.run.offload)
     kept = kept - host
     logits = last * work.after.live_bytes
     # The last block's backward pass begins after the logits are freed, so only the larger of the two counts.
@@ -200,13 +200,13 @@ def _of_stage(work: Work, plans: Plans, software: Software, rank: NDArray[np.int
 
     held.append((work.after, last * 1.0))
     none = np.zeros(len(plans))
-    adapted = software.adapter_rank
+    adapted = software.run.adapter_rank
     replicas = plans.data * plans.context
-    apart = plans.tensor // plans.expert_tensor(whole=software.whole_experts)
+    apart = plans.tensor // plans.expert_tensor(whole=software.communication.whole_experts)
     shards = software.sharing(replicas)
     expert_shards = software.sharing(np.maximum(replicas * apart // plans.expert, 1))
 
-    updated = held if software.trains_tables else held[1:-1]
+    updated = held if software.run.trains_tables else held[1:-1]
     trained, of_experts = (
         sum((count * block.trained_parameters(software, expert=each) for block, count in updated), none)
         for each in (False, True)
@@ -227,57 +227,59 @@ def _of_stage(work: Work, plans: Plans, software: Software, rank: NDArray[np.int
         sum((weighed[at] * count for weighed, (_, count) in zip(stored, held, strict=True)), none) for at in (0, 1)
     )
     weights, optimizer_bytes = sharded(software.weight_bytes, 3), software.optimizer_bytes
-    if software.gathers_from_master:
+    if software.memory.gathers_from_master:
         weights = np.where(plans.zero >= 3, 0.0, weights)
     if adapted:  # adapters are in fp32, beside frozen weights
         weights = sharded(4.0, 3) + split(frozen, of_frozen_experts, 3)
-        optimizer_bytes = software.state_bytes
-    elif not software.trains_tables:
+        optimizer_bytes = software.memory.state_bytes
+    elif not software.run.trains_tables:
         rest = (frozen - software.weight_bytes * trained, of_frozen_experts - software.weight_bytes * of_experts)
         weights = weights + split(*rest, 3)
     tower = first * work.tower.count * work.tower.block.parameters if work.tower else none
     weights = weights + split(software.weight_bytes * tower, none, 3)
     third = plans.zero >= 3
-    if "parameters" in software.offload:  # a single GPU runs DeepSpeed's stage 3 too
+    if "parameters" in software.run.offload:  # a single GPU runs DeepSpeed's stage 3 too
         third, away, weights = third | (replicas == 1), weights, none
-        if "nvme" in software.offload:
+        if "nvme" in software.run.offload:
             away = software.weight_bytes * PINNED_ELEMENTS + np.minimum(away, software.weight_bytes * ELEMENTS_IN_HOST)
         host = host + away
     unit, unit_bytes = none, none
     for (block, count), weighed in zip(held, stored, strict=True):
         unit = np.maximum(unit, np.where(count > 0, block.parameters + block.expert_parameters, 0.0))
         unit_bytes = np.maximum(unit_bytes, np.where(count > 0, sum(weighed), 0.0))
-    live = software.prefetch * unit_bytes
-    if software.live_elements:
-        each = software.frozen_bytes if adapted else software.weight_bytes
-        live = np.minimum(np.maximum(each * software.live_elements, unit_bytes), frozen + of_frozen_experts)
+    live = software.memory.prefetch * unit_bytes
+    if software.memory.live_elements:
+        each = software.run.frozen_bytes if adapted else software.weight_bytes
+        live = np.minimum(np.maximum(each * software.memory.live_elements, unit_bytes), frozen + of_frozen_experts)
     live_bytes = live + software.gradient_bytes * unit * (adapted == 0)
-    gathered = np.where(third & ((shards > 1) | ("parameters" in software.offload)), live_bytes, 0.0)
+    gathered = np.where(third & ((shards > 1) | ("parameters" in software.run.offload)), live_bytes, 0.0)
     whole, own = software.gradient_bytes * (trained + of_experts), sharded(software.gradient_bytes, 2)
     gradients = own
-    if software.sums_whole:  # in the weights' format, beside the shards into which the last micro-batch reduces them
+    if (
+        software.communication.sums_whole
+    ):  # in the weights' format, beside the shards into which the last micro-batch reduces them
         summed = gradients + software.weight_bytes * (trained + of_experts)
         gradients = np.where((plans.zero >= 2) & (plans.accumulation > 1), summed, gradients)
     # With stages, the gradients of a chunk are scattered once all micro-batches have passed it.
     chunk = np.minimum(whole / plans.interleave, whole - gradients)
     gathered = gathered + np.where((plans.zero >= 2) & (plans.pipeline > 1), chunk, 0.0)
     # DeepSpeed sends gradients to the host through its buckets, on one GPU too.
-    is_offloaded = "optimizer" in software.offload
-    through_host = is_offloaded & (software.bucket_elements > 0) & (shards == 1)
+    is_offloaded = "optimizer" in software.run.offload
+    through_host = is_offloaded & (software.memory.bucket_elements > 0) & (shards == 1)
     in_buckets = (plans.zero >= 1) & (shards > 1) | through_host
     per_gradient = np.where(third, 1.0, 2.0) * software.sent_gradient_bytes
-    buckets = np.where(in_buckets, software.bucket_elements * per_gradient, 0.0)
+    buckets = np.where(in_buckets, software.memory.bucket_elements * per_gradient, 0.0)
     # After the activations are freed, foreach kernels make an fp32 array of a state, and DeepSpeed one of gradients.
-    foreach = 4.0 if software.eager and software.foreach else 0.0
-    per_updated = 0.0 if is_offloaded else software.update_bytes + foreach
+    foreach = 4.0 if software.eager and software.memory.foreach else 0.0
+    per_updated = 0.0 if is_offloaded else software.memory.update_bytes + foreach
     step = sharded(per_updated, 1)
-    if software.update_elements:
-        step = np.where(plans.zero >= 3, np.minimum(step, per_updated * software.update_elements), step)
+    if software.memory.update_elements:
+        step = np.where(plans.zero >= 3, np.minimum(step, per_updated * software.memory.update_elements), step)
     spare = np.maximum(step - activations - logits - gathered, 0.0)
     local = [np.where(count > 0, gemm.count, 0.0) for block, count in held for gemm in block.gemms if gemm.expert]
     grouped = np.max([np.zeros(len(plans)), *local], axis=0) > 1.0  # several experts on a GPU
-    workspace = software.workspace_bytes + software.grouped_bytes * grouped
-    if adapted and software.frozen_bytes < software.weight_bytes:  # the largest matrix, written out in 16 bits
+    workspace = software.memory.workspace_bytes + software.memory.grouped_bytes * grouped
+    if adapted and software.run.frozen_bytes < software.weight_bytes:  # the largest matrix, written out in 16 bits
         sizes = [
             np.where(count > 0, gemm.n * gemm.k / gemm.parts, 0.0)
             for block, count in held[1:-1]
@@ -288,8 +290,10 @@ def _of_stage(work: Work, plans: Plans, software: Software, rank: NDArray[np.int
     moved = np.where(is_offloaded & (plans.zero >= 2) | through_host, own, 0.0)
     states = sharded(optimizer_bytes, 1)
     away = (states + moved) * is_offloaded
-    if "nvme" in software.offload:
-        away = np.minimum(away, STATE_BUFFERS * np.minimum(sharded(4.0, 1), 4.0 * (software.update_elements or np.inf)))
+    if "nvme" in software.run.offload:
+        away = np.minimum(
+            away, STATE_BUFFERS * np.minimum(sharded(4.0, 1), 4.0 * (software.memory.update_elements or np.inf))
+        )
     return Memory(
         weights=weights,
         gradients=gradients - moved,

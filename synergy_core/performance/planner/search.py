@@ -120,13 +120,13 @@ def search(
         raise InputError(f"batch={global_batch}: expected a positive whole number.")
     held = fixed or {}
     for name in SPLITS:
-        if held.get(name, 1) > 1 and name not in software.splits:
-            others = ", ".join(software.splits) or "replicas only"
+        if held.get(name, 1) > 1 and name not in software.supports.splits:
+            others = ", ".join(software.supports.splits) or "replicas only"
             raise InputError(
                 f"{name}={held[name]}: {software.name} supports {others}; leave {name}= out, or type another software=."
             )
-    if held.get("zero", 0) in set(ZEROS) - {0, *software.zeros}:
-        stages = ", ".join(map(str, software.zeros))
+    if held.get("zero", 0) in set(ZEROS) - {0, *software.supports.zeros}:
+        stages = ", ".join(map(str, software.supports.zeros))
         raise InputError(f"zero={held['zero']}: {software.name} supports {stages}; type one of these.")
     if held.get("recompute", 0) in {*Recompute} - {*software.recompute_modes}:
         recomputes = ", ".join(f"{each.value} ({each.label})" for each in software.recompute_modes)
@@ -202,7 +202,7 @@ def fitting(
     for group in (fits, fits & (variants.zero == 0)) if sharding_apart else (fits,):
         at = np.flatnonzero(group)
         best = undominated(variants.zero[at], variants.recompute[at], of[at])
-        kept[at[best | ("activations" in software.offload)]] = True  # less recomputation means more to copy
+        kept[at[best | ("activations" in software.run.offload)]] = True  # less recomputation means more to copy
     return variants.take(kept), np.broadcast_to(needed.needed, len(variants))[kept]
 
 
@@ -251,7 +251,7 @@ def _candidates(
         model.software,
         micro_batches=MICRO_BATCHES,
         max_tensor=max(max_tensor, fixed.get("tensor", 1)),
-        fixed={**dict.fromkeys(set(SPLITS) - set(model.software.splits), 1), **fixed},
+        fixed={**dict.fromkeys(set(SPLITS) - set(model.software.supports.splits), 1), **fixed},
     )
     return plans.take(laid_out(plans, machine))
 

@@ -109,11 +109,11 @@ def computation(work: Work, plans: Plans, machine: Machine, software: Software, 
     updated = dense / shards + of_experts / expert_shards
     memory_bytes_per_s = machine.gpu.memory_bandwidth_bytes_per_s * c.memory_efficiency
     optimizer_s = updated * per_parameter * c.optimizer_bytes_factor / memory_bytes_per_s
-    if "optimizer" in software.offload:
+    if "optimizer" in software.run.offload:
         # DeepSpeed copies what it reduces, as HOST_COPY_EFFICIENCY was fitted; others only their part.
-        copied = (dense + of_experts if software.bucket_elements else updated) * software.gradient_bytes
+        copied = (dense + of_experts if software.memory.bucket_elements else updated) * software.gradient_bytes
         optimizer_s = updated * HOST_UPDATE_S + copied / (machine.gpu.pcie_bytes_per_s * HOST_COPY_EFFICIENCY)
-        if "nvme" in software.offload:  # states and fp32 gradients are read and written (ZeRO-Infinity, section 4)
+        if "nvme" in software.run.offload:  # states and fp32 gradients are read and written (ZeRO-Infinity, section 4)
             optimizer_s = optimizer_s + updated * 2.0 * (software.optimizer_bytes + 4.0) / NVME_BYTES_PER_S
     seconds = {
         "compute_s": m * (forward + backward),
@@ -164,7 +164,7 @@ def _block_s(block: Block, runs: PlannedRuns, *, is_layer: bool) -> Floats:
     sent = np.asarray(block.context_bytes) * (plans.context - 1.0)
     beside = gpu.attention_s * (1.0 - 1.0 / plans.context)
     ring = np.maximum(send_s(sent, runs.context_within == plans.context, links) - beside, 0.0)
-    if by_heads := runs.software.cp_comm_type == "a2a":  # of queries, keys, values and outputs
+    if by_heads := runs.software.communication.cp_comm_type == "a2a":  # of queries, keys, values and outputs
         quarter = 0.25 * np.asarray(block.context_bytes)
         ring = 4.0 * all_to_all_s(quarter, plans.context, runs.context_within, links)
     context = np.where((plans.context > 1) & is_layer, ring, 0.0)
@@ -173,7 +173,11 @@ def _block_s(block: Block, runs: PlannedRuns, *, is_layer: bool) -> Floats:
 
     # Input gradients are reduced while weight gradients are computed. Under sequence parallelism, half of what a
     # backward pass sends is the gather of output gradients, which does not overlap.
-    hidden = np.minimum(tensor, gpu.weights_s) * np.where(plans.sequence, 0.5, 1.0) * runs.software.async_tensor
+    hidden = (
+        np.minimum(tensor, gpu.weights_s)
+        * np.where(plans.sequence, 0.5, 1.0)
+        * runs.software.communication.async_tensor
+    )
 
     def bound(seconds: Floats, kernels: Floats, tensor: Floats) -> Floats:
         """Seconds of a pass without the collectives. The host launches kernels ahead, so the longer time counts."""
@@ -184,8 +188,8 @@ def _block_s(block: Block, runs: PlannedRuns, *, is_layer: bool) -> Floats:
 
     forward = bound(gpu.forward_s, gpu.forward_kernels, tensor)
     # No backward pass runs through frozen first layers, and frozen logits have no weight gradients.
-    own = runs.software.trained_fraction if is_layer else 1.0
-    frozen_s = gpu.weights_s * (not is_layer and not runs.software.trains_tables)
+    own = runs.software.run.trained_fraction if is_layer else 1.0
+    frozen_s = gpu.weights_s * (not is_layer and not runs.software.run.trains_tables)
     backward = own * bound(gpu.backward_s - frozen_s, gpu.backward_kernels, tensor - hidden)
     passes, again = np.full(len(plans), Recompute.NONE.passes), np.zeros(len(plans))
     if is_layer:
@@ -197,7 +201,7 @@ def _block_s(block: Block, runs: PlannedRuns, *, is_layer: bool) -> Floats:
             Recompute.OPERATORS: 0.5 * (gpu.forward_s - gpu.attention_s),
             Recompute.MODULES: gpu.modules_s + core + np.where(plans.tensor > 1, one * block.again_count, 0.0),
         }
-        part = runs.software.recomputed_fraction
+        part = runs.software.run.recomputed_fraction
         passes = part * plans.passes + (1.0 - part) * Recompute.NONE.passes
         again = part * own * np.choose(plans.recompute, [seconds[each] for each in Recompute])
     tensor, context = tensor * (passes - 1.0) - hidden, context * (passes - by_heads)
@@ -215,13 +219,17 @@ def _copied_s(block: Block, runs: PlannedRuns, *, is_layer: bool) -> tuple[Float
     """
     software, rate = runs.software, runs.machine.gpu.pcie_bytes_per_s * HOST_COPY_EFFICIENCY
     weights_s = kept_s = np.zeros(len(runs.plans))
-    if "parameters" in software.offload:
+    if "parameters" in software.run.offload:
         own = block.stored_bytes(software, expert=False) / runs.shards
         own = own + block.stored_bytes(software, expert=True) / runs.copies
-        own = own * (4.0 / software.weight_bytes if software.gathers_from_master and not software.adapter_rank else 1.0)
-        weights_s = own / (min(rate, NVME_BYTES_PER_S) if "nvme" in software.offload else rate)
-    if "activations" in software.offload and is_layer:
-        fraction = software.offloaded_fraction * software.trained_fraction
+        own = own * (
+            4.0 / software.weight_bytes
+            if software.memory.gathers_from_master and not software.run.adapter_rank
+            else 1.0
+        )
+        weights_s = own / (min(rate, NVME_BYTES_PER_S) if "nvme" in software.run.offload else rate)
+    if "activations" in software.run.offload and is_layer:
+        fraction = software.run.offloaded_fraction * software.run.trained_fraction
         kept_s = fraction * np.asarray(block.kept(runs.plans, software)) / rate
     return weights_s, kept_s
 
@@ -234,7 +242,7 @@ def _all_to_all_s(block: Block, runs: PlannedRuns) -> Floats:
     """
     expert, links, within = runs.plans.expert, runs.links, runs.expert_within
     sent = np.asarray(block.expert_bytes, float)
-    if not runs.software.sends_once:
+    if not runs.software.communication.sends_once:
         return np.where(expert > 1, all_to_all_s(sent, expert, within, links), 0.0)
     nodes = np.maximum(expert / within, 1.0)
     copies = np.maximum(np.asarray(block.expert_copies, float), 1.0)

@@ -6,11 +6,10 @@ Each changes fields of `Software`, so memory, time and search treat it like any 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from synergy_core.errors import InputError, unknown
-from synergy_core.performance.planner.machine import Software
+from synergy_core.performance.planner.machine import Software, with_settings
 
 
 class Optimizer(NamedTuple):
@@ -96,15 +95,17 @@ def tuned(
     for key, name, names in [*named, *(("offload", each, OFFLOADS) for each in words)]:
         if name is not None and name not in names:
             raise unknown(key, name, names)
-    if "parameters" in words and "offload" not in software.tunings:  # PyTorch's FSDP moves both together
+    if "parameters" in words and "offload" not in software.supports.tunings:  # PyTorch's FSDP moves both together
         words = tuple(dict.fromkeys(("optimizer", *words)))
     is_alone = "optimizer" in words and "parameters" not in words
     needed = [f"offload={each}" for each in words if each != "optimizer"] + ["offload"] * is_alone
     needed += ["cp_comm_type=a2a"] * (cp_comm_type == "a2a") + ["trainable_layers"] * (trainable_layers is not None)
     for setting in needed:
-        if setting not in software.tunings:
+        if setting not in software.supports.tunings:
             typed = "offload=optimizer" if setting == "offload" else setting
-            raise InputError(f"{typed}: {software.name} lacks it; it has {', '.join(software.tunings) or 'no such'}.")
+            raise InputError(
+                f"{typed}: {software.name} lacks it; it has {', '.join(software.supports.tunings) or 'no such'}."
+            )
     if "nvme" in words and not {"optimizer", "parameters"} & {*words}:
         raise InputError("offload=nvme says where, not what; type offload=nvme,optimizer or nvme,parameters.")
     if quantize is not None and lora is None:
@@ -118,21 +119,21 @@ def tuned(
     changed["trains_tables"] = lora is None and trainable_layers is None
     if optimizer not in (None, "adamw"):  # adamw is every stack's own
         found = OPTIMIZERS[optimizer]
-        changed["optimizer_bytes"] = software.optimizer_bytes + (found.state_bytes - software.state_bytes)
-        changed |= {"state_bytes": found.state_bytes, "foreach": software.foreach and found.foreach}
+        changed["optimizer_bytes"] = software.optimizer_bytes + (found.state_bytes - software.memory.state_bytes)
+        changed |= {"state_bytes": found.state_bytes, "foreach": software.memory.foreach and found.foreach}
     if lora is not None:
         changed["frozen_bytes"] = software.weight_bytes if quantize is None else FROZEN_BYTES[quantize]
     if {"parameters", "nvme"} & {*words}:
         changed["zeros"] = (3,)
-    if "activations" in words and "pipeline" in software.splits:  # Megatron Core
-        changed["splits"] = tuple(each for each in software.splits if each not in ("pipeline", "interleave"))
+    if "activations" in words and "pipeline" in software.supports.splits:  # Megatron Core
+        changed["splits"] = tuple(each for each in software.supports.splits if each not in ("pipeline", "interleave"))
         changed["recomputes"] = ("none",)
     of_layers = {"recomputed": recompute_layers, "offloaded": offload_layers, "trained": trainable_layers}
     for name, count in of_layers.items():
         if count is not None and count > layers:
             raise InputError(f"{count} {name} layers: the model has {layers} layers.")
         changed[f"{name}_fraction"] = count and count / layers
-    return replace(software, **{name: value for name, value in changed.items() if value is not None})
+    return with_settings(software, **{name: value for name, value in changed.items() if value is not None})
 
 
 def in_words(**chosen: object) -> str:

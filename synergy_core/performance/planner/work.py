@@ -138,15 +138,15 @@ class Block:
 
     def trained_parameters(self, software: Software, *, expert: bool) -> Amount:
         """Parameters of a layer that are trained, of the experts or of all else: on average over all layers."""
-        if software.adapter_rank:
-            return self.adapter_parameters(software.adapter_rank, expert=expert)
-        return software.trained_fraction * np.asarray(self.expert_parameters if expert else self.parameters)
+        if software.run.adapter_rank:
+            return self.adapter_parameters(software.run.adapter_rank, expert=expert)
+        return software.run.trained_fraction * np.asarray(self.expert_parameters if expert else self.parameters)
 
     def stored_bytes(self, software: Software, *, expert: bool) -> Amount:
         """Bytes of the weights of the experts or of all else. Under adapters, matrices may be quantized."""
         total = software.weight_bytes * np.asarray(self.expert_parameters if expert else self.parameters)
-        if software.adapter_rank:
-            total = total - (software.weight_bytes - software.frozen_bytes) * self.matrix_parameters(expert=expert)
+        if software.run.adapter_rank:
+            total = total - (software.weight_bytes - software.run.frozen_bytes) * self.matrix_parameters(expert=expert)
         return total
 
     @property
@@ -177,7 +177,7 @@ class Block:
         """Bytes kept for the backward pass under each plan, (plans,); layers that do not recompute keep everything."""
         sizes = [np.broadcast_to(np.asarray(self.kept_bytes(each), float), (len(plans),)) for each in Recompute]
         one: Floats = np.choose(plans.recompute, sizes)
-        return one + (1.0 - software.recomputed_fraction) * (sizes[Recompute.NONE] - one)
+        return one + (1.0 - software.run.recomputed_fraction) * (sizes[Recompute.NONE] - one)
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,10 +361,10 @@ def block_time(block: Block, machine: Machine, software: Software, c: Constants)
         m, n, k, count = gemm.m, gemm.n, gemm.k, gemm.count
         once = gemm_s(m, n, k, count, machine, software, c)
         forward, modules = forward + once, modules + once if gemm.again else modules
-        if software.adapter_rank:  # frozen weights have no gradients, but adapters read inputs and add to outputs
+        if software.run.adapter_rank:  # frozen weights have no gradients, but adapters read inputs and add to outputs
             moved = software.element_bytes * m * (k + np.asarray(n)) * count
-            if software.frozen_bytes < software.weight_bytes:  # and quantized weights are written out before use
-                moved = moved + (software.frozen_bytes + software.weight_bytes) * n * np.asarray(k) * count
+            if software.run.frozen_bytes < software.weight_bytes:  # and quantized weights are written out before use
+                moved = moved + (software.run.frozen_bytes + software.weight_bytes) * n * np.asarray(k) * count
             adapted = adapted + moved / memory
         else:
             weights = weights + gemm_s(k, n, m, count, machine, software, c, transposed=True)

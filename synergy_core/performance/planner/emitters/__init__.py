@@ -106,7 +106,7 @@ def _is_possible(launch: PlannedLaunch) -> bool:
     if (
         plan.compressor != NO_COMPRESSOR
         or plan.recompute not in software.recompute_modes
-        or splits - {*software.splits}
+        or splits - {*software.supports.splits}
     ):
         return False
     try:

@@ -33,12 +33,12 @@ def emit(launch: PlannedLaunch) -> str:
         "machine_rank": 0,
     }
     if software.name in deepspeed.SOFTWARE:
-        content["distributed_type"], device = "DEEPSPEED", "nvme" if "nvme" in software.offload else "cpu"
+        content["distributed_type"], device = "DEEPSPEED", "nvme" if "nvme" in software.run.offload else "cpu"
         content["deepspeed_config"] = {
             "zero_stage": plan.zero,
             "gradient_accumulation_steps": plan.accumulation,
-            "offload_optimizer_device": device if "optimizer" in software.offload else "none",
-            "offload_param_device": device if "parameters" in software.offload else "none",
+            "offload_optimizer_device": device if "optimizer" in software.run.offload else "none",
+            "offload_param_device": device if "parameters" in software.run.offload else "none",
         }
     elif plan.zero:
         content["distributed_type"] = "FSDP"
@@ -46,7 +46,7 @@ def emit(launch: PlannedLaunch) -> str:
             "fsdp_sharding_strategy": "FULL_SHARD" if plan.zero == 3 else "SHARD_GRAD_OP",
             "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
             "fsdp_backward_prefetch": "BACKWARD_PRE",
-            "fsdp_offload_params": "parameters" in software.offload,
+            "fsdp_offload_params": "parameters" in software.run.offload,
             "fsdp_activation_checkpointing": plan.recompute == Recompute.FULL,
             "fsdp_state_dict_type": "SHARDED_STATE_DICT",
         }

@@ -29,10 +29,10 @@ def emit(launch: PlannedLaunch) -> str:
     plan, software = launch.plan, launch.software
     zero: dict[str, Any] = {"stage": plan.zero, "overlap_comm": True, "contiguous_gradients": True}
     for name, (option, *_) in rules("deepspeed")["limits"].items():
-        zero[option.removeprefix("zero_optimization.")] = int(getattr(software, name))
+        zero[option.removeprefix("zero_optimization.")] = int(getattr(software.memory, name))
     for what, option in OFFLOADS.items():
-        if what in software.offload:
-            zero[option] = {"device": "nvme" if "nvme" in software.offload else "cpu", "pin_memory": True}
+        if what in software.run.offload:
+            zero[option] = {"device": "nvme" if "nvme" in software.run.offload else "cpu", "pin_memory": True}
     content: dict[str, Any] = {
         BATCH: plan.global_batch,
         MICRO_BATCH: plan.micro_batch,

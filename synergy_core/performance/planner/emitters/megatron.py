@@ -58,28 +58,28 @@ def emit(launch: PlannedLaunch) -> str:
             f"{a.seq_len} tokens are not a multiple of 2 × context={plan.context}.",
         ),
         (
-            plan.expert > 1 and not launch.software.whole_experts,
+            plan.expert > 1 and not launch.software.communication.whole_experts,
             "only Megatron Core spreads experts; fix expert=1, or type software=megatron-core.",
         ),
     )
     for refused, reason in refusals:
         if refused:
             raise InputError(f"--emit megatron: {reason}")
-    lines = _model(a, dispatcher="flex" if plan.expert > 1 and launch.software.sends_once else "alltoall")
+    lines = _model(a, dispatcher="flex" if plan.expert > 1 and launch.software.communication.sends_once else "alltoall")
     lines += {"bf16": ["--bf16"], "fp16": ["--fp16"], "fp8": ["--bf16", "--fp8-format hybrid"]}.get(precision, [])
     lines += ["--grad-reduce-in-bf16"] if launch.software.gradient_bytes == GRADIENT_BYTES["bf16"] else []
-    lines += ["--optimizer-cpu-offload"] if "optimizer" in launch.software.offload else []
-    if "activations" in launch.software.offload:  # at most all but one
-        offloaded = min(round(launch.software.offloaded_fraction * float(a.layers)), a.layers - 1)
+    lines += ["--optimizer-cpu-offload"] if "optimizer" in launch.software.run.offload else []
+    if "activations" in launch.software.run.offload:  # at most all but one
+        offloaded = min(round(launch.software.run.offloaded_fraction * float(a.layers)), a.layers - 1)
         lines.append(f"--cpu-offloading-num-layers {offloaded}")
-    lines += ["--cp-comm-type a2a"] if launch.software.cp_comm_type == "a2a" else []
+    lines += ["--cp-comm-type a2a"] if launch.software.communication.cp_comm_type == "a2a" else []
     lines += [] if launch.software.dropout else ["--attention-dropout 0.0", "--hidden-dropout 0.0"]
     written = {**plan.as_dict(), "batch": plan.global_batch}
     for setting, (name, *_) in rules("megatron")["settings"].items():
         if setting in written and (written[setting] != 1 or setting not in ("context", "expert")):
             lines.append(f"--{name} {written[setting]}")
     lines += ["--sequence-parallel"] if plan.sequence else []
-    if launch.software.whole_experts and plan.expert > 1 and plan.tensor > 1:
+    if launch.software.communication.whole_experts and plan.expert > 1 and plan.tensor > 1:
         lines.append("--expert-tensor-parallel-size 1")
     if a.layers % (plan.pipeline * plan.interleave):
         # Megatron's notation of stages, with embedding E, layers t, loss L: `Et*3|t*2|t*2L`.

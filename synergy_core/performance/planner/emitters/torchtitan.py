@@ -58,7 +58,11 @@ def tables(launch: PlannedLaunch) -> Tables:
     a, plan = launch.architecture, launch.plan
     if not isinstance(a, transformer.Architecture) or not a.causal:
         raise InputError(f"--emit torchtitan: torchtitan trains decoders; {launch.model} is not one.")
-    shards = max(math.gcd(plan.data * plan.context, launch.software.shard_ranks) // plan.context, 1) if plan.zero else 1
+    shards = (
+        max(math.gcd(plan.data * plan.context, launch.software.communication.shard_ranks) // plan.context, 1)
+        if plan.zero
+        else 1
+    )
     share = plan.micro_batch * (plan.accumulation if plan.pipeline > 1 else 1)
     parallelism: dict[str, Any] = {
         "data_parallel_replicate_degree": plan.data // shards,

@@ -179,7 +179,7 @@ def latent_attention_part(a: Architecture, plans: Plans, software: Software) -> 
     width = a.width + a.rotary_width
     latents = a.query_rank + a.key_value_rank + a.rotary_width
     columns = heads * (2.0 * width + a.value_width)
-    exchanged = (2.0 if software.cp_comm_type == "a2a" else 1.0) * (width + a.value_width)
+    exchanged = (2.0 if software.communication.cp_comm_type == "a2a" else 1.0) * (width + a.value_width)
     e, mask = software.element_bytes, 1.0 if software.dropout else 0.0
     scores = plans.micro_batch * heads * np.asarray(a.seq_len, float) ** 2 / plans.context
     statistics = 4.0 * tokens * heads if software.flash else 0.0
@@ -223,7 +223,7 @@ def experts_part(a: Architecture, plans: Plans, software: Software) -> Part:
     busiest. Without sequence parallelism every tensor-parallel rank sends all rows. Tensor-parallel ranks reduce rows
     before combination, in GShard after it; if they hold whole experts, each sends its part of the sequence.
     """
-    t = plans.expert_tensor(whole=software.whole_experts)
+    t = plans.expert_tensor(whole=software.communication.whole_experts)
     split, tokens = sequence_shards(plans), tokens_per_gpu(a, plans)
     apart = (plans.tensor // t).astype(float)
     hidden, experts = np.asarray(a.hidden, float), np.asarray(a.experts, float)

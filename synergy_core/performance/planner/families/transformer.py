@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from synergy_core.errors import InputError
-from synergy_core.performance.planner.machine import Software
+from synergy_core.performance.planner.machine import Software, with_settings
 from synergy_core.performance.planner.plan import Plans
 from synergy_core.performance.planner.work import (
     Amount,
@@ -118,7 +118,7 @@ class Architecture:
 
 def tower(a: Architecture, plans: Plans, software: Software) -> Layers:
     """The layers of a frozen vision tower. Documents are packed and adapters trained in the language model alone."""
-    return work(a, plans, replace(software, mean_len=0, adapter_rank=0)).layers[0]
+    return work(a, plans, with_settings(software, mean_len=0, adapter_rank=0)).layers[0]
 
 
 def work(architecture: Architecture, plans: Plans, software: Software) -> Work:
@@ -212,8 +212,8 @@ def attention_core(a: Architecture, plans: Plans, software: Software, width: Amo
     fused attention skips the scores between them (Dao, arXiv 2307.08691; flash_attn_varlen_func).
     """
     heads, seq_len = plans.micro_batch * np.asarray(a.heads) / plans.tensor, np.asarray(a.seq_len, float)
-    length = np.minimum(seq_len, software.mean_len) if software.flash and software.mean_len else seq_len
-    ranks = 1 if software.cp_comm_type == "a2a" else plans.context
+    length = np.minimum(seq_len, software.run.mean_len) if software.flash and software.run.mean_len else seq_len
+    ranks = 1 if software.communication.cp_comm_type == "a2a" else plans.context
     count = heads * (seq_len / length) * ranks / plans.context
     return Attention(count, length / ranks, length, width, value_width, a.causal)
 
@@ -234,7 +234,7 @@ def attention_part(a: Architecture, plans: Plans, software: Software) -> Part:
     # The output of softmax is kept and, with dropout, also the mask and the output of dropout.
     kept_scores = 0.0 if software.flash else scores * (e + (e + 1.0) * mask)
     statistics = 4.0 * tokens * heads if software.flash else 0.0
-    exchanged = columns + heads * width if software.cp_comm_type == "a2a" else 2.0 * groups * width
+    exchanged = columns + heads * width if software.communication.cp_comm_type == "a2a" else 2.0 * groups * width
     gradients = e * tokens * (2.0 * hidden + columns + heads * width)
     gradients = gradients + (0.0 if software.flash else 2.0 * e * scores)
     return {
@@ -330,7 +330,7 @@ def logits(a: Architecture, plans: Plans, software: Software) -> Block:
     columns = table / hidden
     shared = np.asarray(a.tied) & (plans.pipeline == 1)
     saved = tokens * hidden * _residual_bytes(plans, replace(software, dropout=False))
-    saved = saved + software.logit_bytes * tokens * columns
+    saved = saved + software.memory.logit_bytes * tokens * columns
     return Block(
         name="logits",
         gemms=(Gemm(tokens, columns, hidden, stored=np.where(shared, 0.0, 1.0)),),
