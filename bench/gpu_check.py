@@ -73,8 +73,8 @@ from synergy_exec.commands import profile as profile_command
 from synergy_exec.examples.gpt import Gpt
 from synergy_exec.examples.pictures import Pictures
 from synergy_exec.job_file import JobFile
-from synergy_exec.messages import Ended, Launch
-from synergy_exec.settings import Settings
+from synergy_exec.messages import Ended, Launch, NodeSlots
+from synergy_exec.settings import ProfileSettings, RunSettings
 from synergy_exec.training.checkpoint import Checkpoints
 from synergy_exec.training.integrity import Progress
 from synergy_exec.training.supply import Supply
@@ -131,9 +131,9 @@ def _multiply(answer: Any, device: torch.device) -> None:
 
 async def data_limits(check: Check) -> None:
     """A rank trains under `memory_gb_per_slot`. CUDA reserves far more address space. Good: it starts under both."""
-    async with check.testbed(1) as bed:
-        for limit_gb in (4, 16):
-            run = start(bed, ONE, limit_gb, memory_gb_per_slot=float(limit_gb))
+    for limit_gb in (4, 16):
+        async with check.testbed(1, memory_gb_per_slot=float(limit_gb)) as bed:
+            run = start(bed, ONE, limit_gb)
             check.note(**{f"first_step_at_{limit_gb}_gb_s": await run.first_step()})
             await bed.kill(run)
 
@@ -397,10 +397,12 @@ async def wrong_devices(check: Check) -> None:
     check.note(agent_exit_code=agent.returncode, agent_text=agent.stderr.strip()[-300:])
     check.expect("2 GPUs are needed" in agent.stderr, "the agent did not refuse its slots")
     del os.environ["CUDA_VISIBLE_DEVICES"]
-    forkserver, said, of_run = await Forkserver.start(), list[Any](), Settings().of_runs()
+    forkserver, said = await Forkserver.start(), list[Any]()
     job = {"name": "gpt", "job_class": "synergy_exec.examples.gpt:Gpt", "initial_batch": BATCH, "max_batch": BATCH}
     file, folder = JobFile(work=1.0, **job), str(check.folder)
-    launch = Launch(run=0, job=0, file=file, plan=ONE, folder=folder, slots=[0], world=1, **of_run)
+    launch = Launch(
+        run=0, job=0, file=file, plan=ONE, folder=folder, settings=RunSettings(), node=NodeSlots(slots=[0], world=1)
+    )
     await NodeRun(launch, forkserver, said.append, {}).carry_out([Slot(tuple(own_cores()), 1.0, gpu=63)], None)
     await forkserver.close()
     (ended,) = [each for each in said if isinstance(each, Ended)]
@@ -422,7 +424,9 @@ def profiling(check: Check) -> None:
     measured = [row for row in model.rows if not row.predicted]
     check.note(plans=len({row.plan.degrees for row in measured}), rows=len(measured))
     check.note(median_spread_fraction=statistics.median(row.spread for row in measured))
-    if model.costs is not None and model.costs.launch_s != Settings().restart_s:  # which is assumed for want of time
+    if (
+        model.costs is not None and model.costs.launch_s != ProfileSettings().restart_s
+    ):  # which is assumed for want of time
         check.note(launch_s=model.costs.launch_s, restart_s=model.costs.restart_s, exit_s=model.costs.exit_s)
 
 

@@ -26,15 +26,15 @@ class Message:
     """The base class of all messages."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OfRun(Message):
-    """The base class of messages about a run. It has no `__slots__`, because `Launch` has a second base class."""
+    """The base class of messages about a run."""
 
     run: int
     """Number of the run; every start of a job is a new run."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OfProgress(OfRun):
     """The base class of messages about a job's progress. The totals are over all its runs."""
 
@@ -46,7 +46,7 @@ class OfProgress(OfRun):
     """Work done, in the unit of the job file's `work`."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OfCause(OfRun):
     """The base class of messages about a failure, with its known causes."""
 
@@ -79,7 +79,46 @@ class Reserve(OfRun):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Launch(OfRun, RunSettings):
+class NodeSlots:
+    """The slots of a run on one node, and where all its ranks meet."""
+
+    slots: list[int] = field(default_factory=list)
+    """The run's slots on this node. Rank `first_rank` uses the first, the next rank the second, and so on."""
+    first_rank: int = 0
+    """Rank of the first slot on this node."""
+    world: int = 0
+    """Number of slots of the run on all nodes, which is the number of ranks of a class."""
+    nodes: int = 1
+    """Number of nodes of the run."""
+    node_rank: int = 0
+    """This node's index among the nodes of the run, from 0."""
+    store_host: str = ""
+    """Address at which ranks meet. The agent that reserved the port listens on it; the worker of a command frees it for
+    the command's own ranks. "" if all ranks are on this node: the agent gives those of a class a store that no other
+    user can open. With the key `ports`, commands on one node have an address, too."""
+    store_port: int = 0
+    """Port at which ranks meet; 0 if `store_host` is empty."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reporting:
+    """What a run measures and reports."""
+
+    report_s: float = 1.0
+    """Seconds between reports."""
+    noise: bool = True
+    """Whether to estimate the gradient's noise scale."""
+    layers: bool = False
+    """Whether `Started` reports the model's layers."""
+    codecs: bool = False
+    """Whether `Started` reports the speed of encoding gradients."""
+    plans_on: list[int] = field(default_factory=list)
+    """Numbers of slots for which rank 0 writes the possible plans to `plans.json` in the folder; empty if they are
+    known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch(OfRun):
     """Start this node's workers of a run: one process per slot, or one process for a command."""
 
     job: int
@@ -92,31 +131,14 @@ class Launch(OfRun, RunSettings):
     the name of an offer of the core, such as `layerwise-q4`.)"""
     folder: str
     """The job's folder, on a file system that all nodes share."""
-    slots: list[int] = field(default_factory=list)
-    """The run's slots on this node. Rank `first_rank` uses the first, the next rank the second, and so on."""
-    first_rank: int = 0
-    """Rank of the first slot on this node."""
-    world: int = 0
-    """Number of slots of the run on all nodes, which is the number of ranks of a class."""
-    store_host: str = ""
-    """Address at which ranks meet. The agent that reserved the port listens on it; the worker of a command frees it for
-    the command's own ranks. "" if all ranks are on this node: the agent gives those of a class a store that no other
-    user can open. With the key `ports`, commands on one node have an address, too."""
-    store_port: int = 0
-    """Port at which ranks meet; 0 if `store_host` is empty."""
-    noise: bool = True
-    """Whether to estimate the gradient's noise scale."""
-    report_s: float = 1.0
-    """Seconds between reports."""
+    settings: RunSettings
+    """The settings of runs, with the job's precision."""
+    node: NodeSlots = field(default_factory=NodeSlots)
+    """The run's slots on this node."""
     share: Share | None = None
     """CPUs and memory of each slot; None: the slots' own cores, and no data cache."""
-    say_layers: bool = False
-    """Whether `Started` reports the model's layers."""
-    time_codecs: bool = False
-    """Whether `Started` reports the speed of encoding gradients."""
-    plans_on: list[int] = field(default_factory=list)
-    """Numbers of slots for which rank 0 writes the possible plans to `plans.json` in the folder; empty if they are
-    known."""
+    reporting: Reporting = field(default_factory=Reporting)
+    """What to measure and report."""
     unused: bool = False
     """Whether some parameters have no part in the loss of some steps. DDP then looks for them in every step."""
     observed: bool = True
@@ -132,10 +154,6 @@ class Launch(OfRun, RunSettings):
     """Number of earlier starts of the job."""
     grace_s: float = 15.0
     """Seconds that the run gets to save when it is stopped."""
-    nodes: int = 1
-    """Number of nodes of the run."""
-    node_rank: int = 0
-    """This node's index among the nodes of the run, from 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,6 +273,34 @@ class Started(OfProgress):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryUse:
+    """Memory of a rank at its present micro-batch, in bytes. All but the first are 0 without a GPU."""
+
+    used_bytes: int = 0
+    """Peak of the process's memory beyond Python and its libraries or, on a GPU, of the bytes of tensors."""
+    reserved_bytes: int = 0
+    """Peak of the GPU memory that torch's allocator held."""
+    outside_bytes: int = 0
+    """GPU memory held outside torch's allocator: CUDA's context, NCCL, other processes."""
+    limit_bytes: int = 0
+    """The GPU's memory minus `outside_bytes`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeCost:
+    """Cost and error of exchanging gradients on one rank."""
+
+    sent_bytes: float = 0.0
+    """Bytes of gradients sent in the last step."""
+    codec_s: float = 0.0
+    """Median seconds per step to encode and decode gradients, over the last 20 steps."""
+    layers: dict[str, list[float]] = field(default_factory=dict)
+    """By layer, two squared norms in the last measured step since the last report: of the compressor's input (the
+    gradient, with error feedback plus the error held back) and of the part that it left out. Both are means over the
+    replicas; empty if no step was measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report(OfProgress):
     """Progress and measurements of a run, from rank 0 or from a command's first node.
 
@@ -280,15 +326,8 @@ class Report(OfProgress):
     has 1, with a variance of 0, so that each of its steps counts as one."""
     grad_var: float = 0.0
     """Smoothed variance of the gradient at the initial batch; 0 while it is unknown."""
-    memory_bytes: int = 0
-    """Peak memory of rank 0 at this micro-batch: the process's memory beyond Python and its libraries or, on a GPU, the
-    bytes of tensors."""
-    reserved_bytes: int = 0
-    """Peak of the GPU memory that torch's allocator held for rank 0; 0 without a GPU."""
-    outside_bytes: int = 0
-    """GPU memory held outside torch's allocator: CUDA's context, NCCL, other processes; 0 without a GPU."""
-    memory_limit_bytes: int = 0
-    """The GPU's memory minus `outside_bytes`; 0 without a GPU."""
+    memory: MemoryUse = field(default_factory=MemoryUse)
+    """Memory of rank 0."""
     waited_s: float = 0.0
     """Median seconds per step in which the rank with the slowest input waited for data."""
     cpu_s: float = 0.0
@@ -298,16 +337,10 @@ class Report(OfProgress):
     """Cores granted to rank 0; 0 without a share."""
     data_bytes: float = 0.0
     """Upper bound of the size of the job's data set in storage; 0 for a job that is no `LoadedJob`."""
-    sent_bytes: float = 0.0
-    """Bytes of gradients that rank 0 sent in the last step."""
-    codec_s: float = 0.0
-    """Median seconds per step to encode and decode gradients on rank 0, over the last 20 steps."""
     compressor: str = "none"
     """The compressor in use, as in `Launch.plan`."""
-    layers: dict[str, list[float]] = field(default_factory=dict)
-    """By layer of rank 0, two squared norms in the last measured step since the last report: of the compressor's input
-    (the gradient, with error feedback plus the error held back) and of the part that it left out. Both are means over
-    the replicas; empty if no step was measured."""
+    exchange: ExchangeCost = field(default_factory=ExchangeCost)
+    """Cost and error of exchanging gradients on rank 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,13 +31,13 @@ from synergy_exec.folders import WORK, Place, claim, unfinished
 from synergy_exec.plain import plain, plain_lines
 from synergy_exec.profiling.machine import known_profile, machine, profile_in
 from synergy_exec.profiling.profile import Say, current_profile, progress
-from synergy_exec.settings import AUTO, Settings
+from synergy_exec.settings import AUTO, BackendSettings, Settings
 from synergy_exec.wire import whole_lines
 from synergy_exec.worker.network import check_interface
 from synergy_exec.workload import arrivals_of, as_executed
 from synergy_runs.files import atomic_file
 from synergy_runs.inputs.from_settings import check_compression, read_profile
-from synergy_runs.inputs.keys import build
+from synergy_runs.inputs.keys import TraceSettings, build
 from synergy_runs.inputs.requested import policies_of, terms_of
 from synergy_runs.inputs.workload import Workload
 from synergy_runs.outputs.facts import TRUE_RUN_TIMES, Kind, Run, Training, TrainingLog
@@ -53,7 +53,8 @@ SERVED = "served"
 
 def run(values: dict[str, Any], *, resumed: Path | None = None) -> None:
     """Runs the policies in the settings, writes the results and prints the table. resumed: see `execute_all`."""
-    settings = _with_slots(build(Settings, values))
+    settings = build(Settings, values)
+    settings = dataclasses.replace(settings, backend=_with_slots(settings.backend, settings.trace))
     _check(settings)
     name = settings.trace.name if settings.trace is not None else SERVED
     folder = settings.results_dir / name
@@ -70,17 +71,14 @@ def run(values: dict[str, Any], *, resumed: Path | None = None) -> None:
         sys.exit(SOME_FAILED)
 
 
-def _with_slots(settings: Settings) -> Settings:
-    """The settings with the trace's number of slots, if the user gave none and there are no GPUs."""
+def _with_slots(backend: BackendSettings, trace: TraceSettings | None) -> BackendSettings:
+    """The backend with the trace's number of slots, if the user gave none and there are no GPUs."""
     from synergy_exec.agent.gpus import gpus_here
 
-    slots = None if settings.trace is None else settings.trace.slots
-    backend = settings.backend
+    slots = None if trace is None else trace.slots
     if slots is None or backend.name != "local" or {"nodes", "slots"} & set(backend.options) or gpus_here():
-        return settings
-    return dataclasses.replace(
-        settings, backend=dataclasses.replace(backend, options={**backend.options, "slots": slots})
-    )
+        return backend
+    return dataclasses.replace(backend, options={**backend.options, "slots": slots})
 
 
 def _failed(place: Place) -> list[str]:
@@ -99,15 +97,16 @@ def _failed(place: Place) -> list[str]:
 def _check(settings: Settings) -> None:
     if settings.trace is None and not settings.serve:
         raise InputError("there is no trace, and serve=false: nothing would ever run. Type serve=true, or +trace=demo.")
-    if settings.serve and len(settings.policy) > 1:
-        raise InputError(f"serve=true runs until it is interrupted; give one policy, not {len(settings.policy)}.")
-    if settings.interface is not None and settings.backend.name == "local":
-        check_interface(settings.interface)
+    if settings.serve and (policies := len(settings.policies.policy)) > 1:
+        raise InputError(f"serve=true runs until it is interrupted; give one policy, not {policies}.")
+    if settings.run.interface is not None and settings.backend.name == "local":
+        check_interface(settings.run.interface)
     checked_options(settings.backend.name, settings.backend.options)
-    compressor_named(settings.compressor)
-    if settings.compression != "none" and settings.profile not in (None, AUTO):
+    compressor_named(settings.exchange.compressor)
+    compression, profile = settings.exchange.compression, settings.profiling.profile
+    if compression != "none" and profile not in (None, AUTO):
         raise InputError(
-            f"compression={settings.compression}: profile={settings.profile} has step times of uncompressed gradients "
+            f"compression={compression}: profile={profile} has step times of uncompressed gradients "
             "alone, and does not say what of them was exchanging. Type profile=null."
         )
 
@@ -129,16 +128,14 @@ def execute_all(
     """
     from omegaconf import OmegaConf
 
-    values = {**values, "compared_with": list(settings.policy)}
-    trace, arrivals = arrivals_of(settings)
-    policies = policies_of(settings.policy, settings.parameters, settings.information, settings.input)
-    check_compression(settings.compression, policies.values())
+    values = {**values, "compared_with": list(settings.policies.policy)}
+    chosen, seed = settings.policies, settings.run.seed
+    policies = policies_of(chosen.policy, chosen.parameters, chosen.information, chosen.input)
+    trace, arrivals = arrivals_of(settings.trace, policies.values(), load=settings.load, seed=seed)
+    check_compression(settings.exchange.compression, policies.values())
     if any(each.batch == "tuned" for each in policies.values()):
         raise InputError("batch=tuned: only the simulator knows the best batch of a job; type it in the job file.")
-    own = {
-        f"{policy.name}-{settings.seed}": {**values, "policy": name, "seed": settings.seed}
-        for name, policy in policies.items()
-    }
+    own = {f"{policy.name}-{seed}": {**values, "policy": name, "seed": seed} for name, policy in policies.items()}
     into = resumed or unfinished(folder, own, is_service=settings.serve and settings.trace is None)
     with contextlib.ExitStack() as held:
         if into is None:
@@ -173,12 +170,12 @@ def _profile(settings: Settings, arrivals: list[Arrival], make_backend: Callable
     """The profile for scheduling. With profile=auto it is this machine's profile, and the trace's models that it lacks
     are measured now.
     """
-    if settings.profile is None or settings.compression != "none":
+    if settings.profiling.profile is None or settings.exchange.compression != "none":
         return TestbedProfile()
-    if settings.profile != AUTO:
-        return read_profile(Path(settings.profile))
+    if settings.profiling.profile != AUTO:
+        return read_profile(Path(settings.profiling.profile))
     files = list({each.file.name: each.file for each in arrivals}.values())
-    where = machine(settings.backend.name, settings.backend.options, precision=settings.precision)
+    where = machine(settings.backend.name, settings.backend.options, precision=settings.run.precision)
     path = profile_in(settings.results_dir)
     if not files:
         return known_profile(path, where)
@@ -202,7 +199,7 @@ def _execute_one(controller: Controller, trace: Workload | None) -> Run:
     whole = whole_cluster(journal)
     assert whole is not None
     cluster = with_queue(whole, settings.cluster)
-    return executed(journal, trace, controller.policy, cluster, work.parents[1].name, settings.seed, cpu_s)
+    return executed(journal, trace, controller.policy, cluster, work.parents[1].name, settings.run.seed, cpu_s)
 
 
 async def _with_progress(controller: Controller) -> None:

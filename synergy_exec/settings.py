@@ -24,6 +24,7 @@ from synergy_runs.inputs.keys import (
     Bounds,
     Figures,
     TraceSettings,
+    group,
     key,
 )
 
@@ -101,21 +102,35 @@ class RunSettings:
         "auto",
     )
 
-    def of_runs(self, precision: Precision = "auto") -> dict[str, Any]:
-        """The values of these keys by name. precision: the job file's, which takes precedence unless it is auto."""
-        values = {each.name: getattr(self, each.name) for each in dataclasses.fields(RunSettings)}
-        return values if precision == "auto" else {**values, "precision": precision}
+    def of_job(self, precision: Precision) -> RunSettings:
+        """The settings of a job's runs. precision: the job file's, which takes precedence unless it is auto."""
+        return self if precision == "auto" else dataclasses.replace(self, precision=precision)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings(RunSettings):
-    """All keys of a run."""
+class PolicySettings:
+    """Settings of the policies, and of what they know about jobs."""
 
-    trace: TraceSettings | None = key(
-        "the jobs that arrive: +trace=demo; null: only jobs that users submit (requires serve=true)", None
+    policy: list[str] = key(
+        "one policy, or a list, run one after another; the others are compared to the first", ["synergy"]
     )
-    backend: BackendSettings = key("how agents are started on nodes; their slots are the cluster", BackendSettings())
-    cluster: QueueSettings = key("how slots are shared out among jobs", QueueSettings())
+    parameters: dict[str, dict[str, Any]] = key("parameters by policy: parameters.las.quantum_s=1800", {})
+    information: Literal["own", "declared", "shared", "all"] | None = key(
+        "what policies know about a job besides its own reports: nothing (own), its declared work (declared), reports "
+        "of other jobs of its model (shared), both (all); null: as each policy is published",
+        None,
+    )
+    input: Literal["known", "learned"] = key(
+        "how policies know the speed of input preparation by CPUs and memory: from profiles measured beforehand "
+        "(known), or from the jobs' reports (learned)",
+        "known",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileSettings:
+    """Settings of how models are measured."""
+
     profile: str | None = key(
         "a file written by python -m synergy_exec profile; jobs of its models get the plans that it measured as "
         "fastest. auto: results_dir/profile.json, after a quick measurement of the trace's models that it lacks; with "
@@ -134,45 +149,23 @@ class Settings(RunSettings):
         180.0,
         ABOVE_ZERO,
     )
-    information: Literal["own", "declared", "shared", "all"] | None = key(
-        "what policies know about a job besides its own reports: nothing (own), its declared work (declared), reports "
-        "of other jobs of its model (shared), both (all); null: as each policy is published",
-        None,
+    restart_s: float = key(
+        "restart time that policies assume for models without a measured one, seconds", 5.0, ABOVE_ZERO
     )
-    input: Literal["known", "learned"] = key(
-        "how policies know the speed of input preparation by CPUs and memory: from profiles measured beforehand "
-        "(known), or from the jobs' reports (learned)",
-        "known",
-    )
-    policy: list[str] = key(
-        "one policy, or a list, run one after another; the others are compared to the first", ["synergy"]
-    )
-    parameters: dict[str, dict[str, Any]] = key("parameters by policy: parameters.las.quantum_s=1800", {})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeSettings:
+    """Settings of how replicas exchange gradients."""
+
     compression: Compression = key(f"{COMPRESSION_MEANING}. All but none require profile=null or auto", "none")
     compressor: str = key(COMPRESSOR_MEANING, "powersgd-4")
-    storage_mb_per_s: float | None = key(
-        "rate at which each node reads training data that is not cached in its memory, MB/s, for policies that share "
-        "out memory; null: never a bottleneck, so jobs request no memory",
-        None,
-        ABOVE_ZERO,
-    )
-    load: float = key("factor on the trace's arrival rate; 1: as in the trace", 1.0)
-    round_s: float = key(
-        "seconds between decisions; when a job's end frees slots, the next decision comes at once", 2.0, ABOVE_ZERO
-    )
-    retries: int = key(
-        "maximum number of retries of a job that loses its workers again without a step of progress in between; a job "
-        "file may allow more",
-        3,
-        COUNT,
-    )
-    agents_per_hour: int = key(
-        "maximum number of immediate restarts of a node's lost agent within an hour. The next loss ends the run; with "
-        "serve=true, restarts are delayed instead, and the node is excluded until it has an agent again",
-        3,
-        COUNT,
-    )
-    serve: bool = key("whether to keep running for further submissions when all jobs have ended", False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSettings:
+    """Settings of how agents connect to the controller, are restarted, and leave."""
+
     host: str = key(
         "address that the controller listens on; other nodes must reach it",
         "127.0.0.1",
@@ -189,8 +182,11 @@ class Settings(RunSettings):
         None,
         Bounds("two ports such as 29500-29599", _is_range),
     )
-    restart_s: float = key(
-        "restart time that policies assume for models without a measured one, seconds", 5.0, ABOVE_ZERO
+    agents_per_hour: int = key(
+        "maximum number of immediate restarts of a node's lost agent within an hour. The next loss ends the run; with "
+        "serve=true, restarts are delayed instead, and the node is excluded until it has an agent again",
+        3,
+        COUNT,
     )
     nodes_s: float = key("seconds that a started agent has to connect", 120.0, ABOVE_ZERO)
     leave_s: float = key(
@@ -198,11 +194,41 @@ class Settings(RunSettings):
         60.0,
         ABOVE_ZERO,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """All keys of a run. Each part of the executor receives the group that it needs."""
+
+    trace: TraceSettings | None = key(
+        "the jobs that arrive: +trace=demo; null: only jobs that users submit (requires serve=true)", None
+    )
+    backend: BackendSettings = key("how agents are started on nodes; their slots are the cluster", BackendSettings())
+    cluster: QueueSettings = key("how slots are shared out among jobs", QueueSettings())
+    policies: PolicySettings = group(PolicySettings)
+    profiling: ProfileSettings = group(ProfileSettings)
+    exchange: ExchangeSettings = group(ExchangeSettings)
+    storage_mb_per_s: float | None = key(
+        "rate at which each node reads training data that is not cached in its memory, MB/s, for policies that share "
+        "out memory; null: never a bottleneck, so jobs request no memory",
+        None,
+        ABOVE_ZERO,
+    )
+    load: float = key("factor on the trace's arrival rate; 1: as in the trace", 1.0)
+    round_s: float = key(
+        "seconds between decisions; when a job's end frees slots, the next decision comes at once", 2.0, ABOVE_ZERO
+    )
+    retries: int = key(
+        "maximum number of retries of a job that loses its workers again without a step of progress in between; a job "
+        "file may allow more",
+        3,
+        COUNT,
+    )
+    serve: bool = key("whether to keep running for further submissions when all jobs have ended", False)
+    agents: AgentSettings = group(AgentSettings)
+    run: RunSettings = group(RunSettings)
     results_dir: Path = key("folder for results", Path("results"), FOLDER)
     figures: Figures = key(FIGURES_MEANING, True)
-
-
-# Keys that may change when a run resumes, because they do not affect what it trains.
 
 
 CHANGEABLE = (
@@ -211,13 +237,9 @@ CHANGEABLE = (
     *("checkpoint_interval_s", "keep_checkpoints", "log_mb", "memory_gb_per_slot"),
     "figures",
 )
-
-
+"""Keys that may change when a run resumes, because they do not affect what it trains."""
 OF_TRAINING = ("seed", "precision", "compression", "compressor")
 """Keys that affect how jobs are trained. A service that takes over the queue of another must have the same values."""
-
-
-# The executor's command line.
 
 
 EXECUTOR = Program(

@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import json
 import mmap
+import typing
 from collections.abc import Coroutine
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
 from aiohttp import ClientError, ClientWebSocketResponse, WSMsgType, web
 
 from synergy_core.errors import InputError
-from synergy_core.performance.planner.plan import Plan
 from synergy_core.scheduling.jobs.cluster import Share
-from synergy_exec.job_file import JobFile
 from synergy_exec.messages import Message, OfCause, OfProgress, OfRun
+from synergy_runs.inputs.keys import alternatives
 
 MESSAGES = {each.__name__: each for base in (Message, OfRun, OfCause, OfProgress) for each in base.__subclasses__()}
 
@@ -35,15 +37,23 @@ def decode(text: str | bytes) -> Message:
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise InputError(f"not a message: {text[:100]!r} ({type(error).__name__})") from None
     try:
-        if "file" in values:
-            values["file"] = JobFile(**values["file"])
-        if "plan" in values:
-            values["plan"] = Plan(**values["plan"])
-        if values.get("share") is not None:
-            values["share"] = Share(*map(float, values["share"]))
-        return message_class(**values)
+        message: Message = _made(message_class, values)
     except (TypeError, ValueError) as error:
         raise InputError(f"{message_class.__name__}: {error}") from None
+    return message
+
+
+def _made(part: Any, values: Any) -> Any:
+    """The object of a message's part from its plain values. Raises TypeError for missing or wrong fields."""
+    if part is Share:
+        return Share(*map(float, values))
+    hints = _types(part)
+    parts = {name: alternatives(hints[name])[0] for name in values if name in hints and values[name] is not None}
+    made = {name: _made(each, values[name]) for name, each in parts.items() if each is Share or is_dataclass(each)}
+    return part(**{**values, **made})
+
+
+_types = functools.cache(typing.get_type_hints)
 
 
 # Receives messages over a websocket until the other end is gone.

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
 
 from synergy_core.errors import InputError, unknown
+from synergy_core.scheduling.policies import Policy
 from synergy_core.units import on_grid
 from synergy_exec.controller.controller import Arrival
 from synergy_exec.controller.journal import Journal
 from synergy_exec.job_file import JobFile, job_of
-from synergy_exec.settings import Settings
 from synergy_runs.files import conf_folder
 from synergy_runs.inputs.from_settings import estimated, workload_of
-from synergy_runs.inputs.keys import ClusterSettings
-from synergy_runs.inputs.requested import policies_of
+from synergy_runs.inputs.keys import ClusterSettings, TraceSettings
 from synergy_runs.inputs.workload import Workload, from_rows, with_measured
 from synergy_runs.outputs.facts import Kind
 from synergy_runs.traces.rows import UNKNOWN, TraceRows
@@ -29,9 +29,14 @@ def models() -> dict[str, Path]:
     return {path.stem: path for path in sorted((conf_folder() / "jobs").glob("*.yaml"))}
 
 
-def arrivals_of(settings: Settings) -> tuple[Workload | None, list[Arrival]]:
-    """The trace's jobs; none without a trace. Raises InputError if one names no model or no work."""
-    if settings.trace is None:
+def arrivals_of(
+    given: TraceSettings | None, policies: Collection[Policy], *, load: float = 1.0, seed: int = 0
+) -> tuple[Workload | None, list[Arrival]]:
+    """The trace's jobs; none without a trace. Raises InputError if one names no model or no work.
+
+    policies: those that are to run, because some need estimates of run times.
+    """
+    if given is None:
         return None, []
     # Agents report what the cluster is; a trace requests slots of any type.
     anything = ClusterSettings(
@@ -42,18 +47,17 @@ def arrivals_of(settings: Settings) -> tuple[Workload | None, list[Arrival]]:
         storage_mb_per_s=None,
         gpu_type="cpu",
         node_types=None,
-        load=settings.load,
+        load=load,
         virtual_clusters=None,
         borrowing=False,
         placement="spread",
         patience_s=0.0,
         ignore_gpu_types=True,
     )
-    trace = dataclasses.replace(settings.trace, carry_in=False)  # nothing runs on the agents before they are there
-    policies = policies_of(settings.policy, settings.parameters, settings.information, settings.input)
-    workload = estimated(trace, workload_of(trace, anything, settings.seed), settings.seed, policies.values())
+    trace = dataclasses.replace(given, carry_in=False)  # nothing runs on the agents before they are there
+    workload = estimated(trace, workload_of(trace, anything, seed), seed, policies)
     workload = with_measured(workload, trace.measured_jobs)
-    if workload.bad_rows and settings.trace.bad_rows == "stop":
+    if workload.bad_rows and given.bad_rows == "stop":
         shown = "\n  ".join(map(str, workload.bad_examples))
         raise InputError(
             f"{workload.source}: {workload.bad_rows} impossible rows:\n  {shown}\n"

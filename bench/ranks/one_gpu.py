@@ -32,8 +32,9 @@ from synergy_exec.examples.gpt import Gpt
 from synergy_exec.examples.pictures import Pictures
 from synergy_exec.job_file import JobFile
 from synergy_exec.job_folder import STEPS
+from synergy_exec.messages import Reporting
 from synergy_exec.profiling.testbed import Testbed, TestbedRun, testbed
-from synergy_exec.settings import Settings
+from synergy_exec.settings import AgentSettings, RunSettings
 from synergy_exec.worker import processes
 
 SMALL: dict[str, Any] = {"hidden": 64, "depth": 4, "heads": 4, "tokens": 32}
@@ -147,27 +148,27 @@ class Check:
         visible = os.environ["CUDA_VISIBLE_DEVICES"]
         backend = Local(1, slots, [] if self.dry else [Gpu(UNTYPED)] * slots, own_cores())
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join([visible] * slots)
-        given = Settings(precision="fp32", nodes_s=60.0, leave_s=10.0, **settings)
-        async with testbed(backend, self.folder, given) as bed:
+        given = RunSettings(precision="fp32", **settings)
+        async with testbed(backend, self.folder, AgentSettings(nodes_s=60.0, leave_s=10.0), given) as bed:
             os.environ["CUDA_VISIBLE_DEVICES"] = visible  # this process may not see a GPU twice
             yield bed
 
 
 def start(bed: Testbed, plan: Plan, number: int, job: str = "Probe", **given: Any) -> TestbedRun:
     """Starts a run of a job of this file. number: of the job, which goes on from its last checkpoint. given: arguments
-    of the job, besides `memory_gb_per_slot` and `compile`.
+    of the job, besides `compile`.
     """
-    limit_gb, compiles = given.pop("memory_gb_per_slot", None), given.pop("compile", False)
+    compiles = given.pop("compile", False)
     name, sizes = f"{Path(__file__).resolve()}:{job}", {"initial_batch": BATCH, "max_batch": 8 * BATCH}
     file = JobFile(name=job, job_class=name, arguments=given, work=1, compile=compiles, **sizes)
-    return bed.start(file, number, ((0, (1 << plan.gpus) - 1),), plan, report_s=0.02, memory_gb_per_slot=limit_gb)
+    return bed.start(file, number, ((0, (1 << plan.gpus) - 1),), plan, Reporting(report_s=0.02))
 
 
 async def trained(run: TestbedRun, step: int) -> float:
     """Waits until it has trained that step; returns its peak memory in GB."""
     while (report := await run.report()).step < step:
         pass
-    return report.memory_bytes / 1e9
+    return report.memory.used_bytes / 1e9
 
 
 def losses(run: TestbedRun) -> dict[int, float]:

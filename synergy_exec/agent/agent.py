@@ -178,7 +178,9 @@ class Agent:
     async def _reserve(self, asked: Reserve, host: str) -> None:
         said = False
         try:
-            while (store := listen(host, asked.ports, [run.launch.store_port for run in self._runs.values()])) is None:
+            while (
+                store := listen(host, asked.ports, [run.launch.node.store_port for run in self._runs.values()])
+            ) is None:
                 if not said:
                     self._say(Noted(run=asked.run, text=f"waits until one of ports={asked.ports} is free on {host}"))
                 said = True
@@ -192,10 +194,10 @@ class Agent:
 
     def _launch(self, launch: Launch) -> None:
         store = self._stores.pop(launch.run, None)
-        slots = [self._slots[slot] for slot in launch.slots]
+        slots = [self._slots[slot] for slot in launch.node.slots]
         grants: dict[int, CoreGrant] = {}
         if launch.share is not None:
-            owners = [(launch.run, launch.first_rank + place) for place in range(len(slots))]
+            owners = [(launch.run, launch.node.first_rank + place) for place in range(len(slots))]
             for owner in owners:
                 self._cores.take(owner, launch.share.cpus)
             grants = {rank: self._cores.grant((number, rank)) for number, rank in owners}
@@ -209,15 +211,15 @@ class Agent:
         finally:
             del self._runs[launch.run], self._tasks[launch.run]
             for place in range(len(slots)):
-                self._regrant(self._cores.leave((launch.run, launch.first_rank + place)))
+                self._regrant(self._cores.leave((launch.run, launch.node.first_rank + place)))
 
     def _reshare(self, message: Reshare) -> None:
         run = self._runs.get(message.run)
         if run is None:
             return
         run.remember(message.share.memory_bytes)
-        for place in range(len(run.launch.slots)):
-            self._regrant(self._cores.take((message.run, run.launch.first_rank + place), message.share.cpus))
+        for place in range(len(run.launch.node.slots)):
+            self._regrant(self._cores.take((message.run, run.launch.node.first_rank + place), message.share.cpus))
 
     def _regrant(self, owners: set[tuple[int, int]]) -> None:
         """Moves ranks, given as (run, rank), to the cores that they have now."""

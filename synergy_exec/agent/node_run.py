@@ -52,7 +52,7 @@ def bound_log(launch: Launch) -> None:
     It is called about every second, so a job may exceed the limit for that long. Workers hold the file open, so it is
     emptied and not renamed; output printed at the moment between copying and emptying is lost.
     """
-    path, most_bytes = Path(launch.folder) / LOG, int(launch.log_mb * MB / 2)
+    path, most_bytes = Path(launch.folder) / LOG, int(launch.settings.log_mb * MB / 2)
     with suppress(OSError, InputError):  # an error here is no reason to end a run; the next call comes in a second
         if (size := path.stat().st_size) > most_bytes:
             with path.open("rb") as file, atomic_file(path.with_name(OLD_LOG)) as partial:
@@ -148,7 +148,7 @@ class NodeRun:
     grants: dict[int, CoreGrant]
 
     def __post_init__(self) -> None:
-        share, slots = self.launch.share, len(self.launch.slots)
+        share, slots = self.launch.share, len(self.launch.node.slots)
         self._cache = Cache.create(share.memory_bytes * slots if share else 0)
         self._workers: dict[int, Worker] = {}
         self._failures: dict[int, Failure] = {}
@@ -163,11 +163,11 @@ class NodeRun:
         rank 0 listens for ranks on other nodes; None if rank 0 is not here or all ranks are here.
         """
         readers = []
-        alone = self.launch.world > 1 and not self.launch.store_host
+        alone = self.launch.node.world > 1 and not self.launch.node.store_host
         shared = os.memfd_create("store") if alone else None
         try:
             for place, own in enumerate([slots] if self.launch.file.command else [[slot] for slot in slots]):
-                rank = self.launch.first_rank + place
+                rank = self.launch.node.first_rank + place
                 meets_at = store.fileno() if store is not None and rank == 0 else shared
                 readers.append(await self._start(rank, own, meets_at))
         except OSError as error:
@@ -200,7 +200,7 @@ class NodeRun:
 
     def remember(self, memory_bytes: float) -> None:
         """Sets the limit of the run's data cache on this node. memory_bytes: for each rank here."""
-        Cache(self._cache).limit(memory_bytes * len(self.launch.slots))
+        Cache(self._cache).limit(memory_bytes * len(self.launch.node.slots))
 
     def _move(self, rank: int) -> None:
         worker, grant = self._workers[rank], self.grants[rank]
@@ -237,7 +237,7 @@ class NodeRun:
         heartbeat, log = Heartbeat.create(), open_log(launch)
         reader, writer = await asyncio.open_unix_connection(sock=ours)
         beats = Heartbeat(heartbeat)
-        beats.beat(launch.start_s)
+        beats.beat(launch.settings.start_s)
         beats.answer()
         descriptors = Descriptors(theirs.fileno(), heartbeat, log, self._cache, store)
         try:
@@ -296,8 +296,8 @@ class NodeRun:
 
     async def _watch(self) -> None:
         while True:
-            await asyncio.sleep(min(_WATCH_S, self.launch.hang_s / 4))
-            if self.launch.first_rank == 0:
+            await asyncio.sleep(min(_WATCH_S, self.launch.settings.hang_s / 4))
+            if self.launch.node.first_rank == 0:
                 bound_log(self.launch)
             alive = {rank: each for rank, each in self._workers.items() if each.code is None}
             for each in alive.values():

@@ -46,10 +46,11 @@ def main(arguments: Sequence[str]) -> None:
     keys = [f"profile_s={LEISURE_S}", *(each for each in given.models if "=" in each)]  # the last value of a key counts
     settings = build(Settings, composed(EXECUTOR, [*keys, EXECUTOR.without_trace]))
     files = [_file(each) for each in given.models if "=" not in each] or [_file(each) for each in models()]
-    where = machine(settings.backend.name, settings.backend.options, precision=settings.precision)
+    where = machine(settings.backend.name, settings.backend.options, precision=settings.run.precision)
     backend = get_backend(settings.backend.name, settings.backend.options)
     with progress() as say:
-        say(f"measuring {', '.join(each.name for each in files)} for at most {settings.profile_s:g} s (profile_s)")
+        limit_s = settings.profiling.profile_s
+        say(f"measuring {', '.join(each.name for each in files)} for at most {limit_s:g} s (profile_s)")
         made = add_to_profile(given.out, files, backend, where, Effort(seconds=given.seconds), say, settings)
     for model in made.models:
         print("\n".join(table(model)))

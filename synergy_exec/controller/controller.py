@@ -190,7 +190,11 @@ class Controller:
         self.policy, self.arrivals = policy, arrivals
         self.settings, self.folder, self.profile = settings, folder, profile
         self.agents = Agents(
-            backend, self, at_once=settings.agents_per_hour, patience_s=settings.nodes_s, give_up=not settings.serve
+            backend,
+            self,
+            at_once=settings.agents.agents_per_hour,
+            patience_s=settings.agents.nodes_s,
+            give_up=not settings.serve,
         )
         self.agents.grace_s = lambda: 0.0 if self.execution is None else self.execution.grace_s()
         self.execution: Execution | None = None
@@ -228,8 +232,8 @@ class Controller:
             async with listening(
                 self.agents,
                 self.folder,
-                host=self.settings.host,
-                port=self.settings.port,
+                host=self.settings.agents.host,
+                port=self.settings.agents.port,
                 routes=routes(self),
                 public=PUBLIC,
                 most_bytes=MOST_BYTES,
@@ -254,7 +258,7 @@ class Controller:
 
     def _patience_s(self, *graces_s: float) -> float:
         """Seconds that agents get to save and leave. graces_s: of commands that they may run."""
-        return max(self.settings.leave_s, max(graces_s, default=0.0) + EXTRA_S)
+        return max(self.settings.agents.leave_s, max(graces_s, default=0.0) + EXTRA_S)
 
     def _wait_for_old_agents(self, agents: list[tuple[int, str, int, int]], patience_s: float) -> None:
         """Waits for the agents of a dead controller to save and exit; kills agents that do not."""

@@ -21,7 +21,7 @@ from synergy_core.scheduling.policies import Policy
 from synergy_exec.controller.jobs import ExecutedJob, Seen
 from synergy_exec.controller.journal import Observation
 from synergy_exec.controller.learning import Learning
-from synergy_exec.messages import Ended, Report
+from synergy_exec.messages import Ended, ExchangeCost, Report
 
 
 class Aside:
@@ -228,7 +228,8 @@ class Decider:
             if compressor is None:
                 return None
             plan, sync_s = replace(plan, compressor=compressor), min(said.sync_s, MAX_SYNC_FRACTION * said.step_s)
-            task.observe_exchange(ExchangeReport(shape, plan, said.sent_bytes, said.codec_s, _lost(said)))
+            cost = said.exchange
+            task.observe_exchange(ExchangeReport(shape, plan, cost.sent_bytes, cost.codec_s, _lost(cost)))
         if job.plan is not None and plan != job.plan:  # the report is of an earlier batch
             return None
         step = StepReport(shape, plan, said.step_s, sync_s, waited_s=said.waited_s, given=self._given(job, said))
@@ -413,7 +414,7 @@ class Decider:
         return plan
 
 
-def _lost(said: Report) -> float:
+def _lost(cost: ExchangeCost) -> float:
     """Fraction of the squared norm of a replica's gradient that compression left out; NaN if unknown."""
-    given, left_out = (sum(each[at] for each in said.layers.values()) for at in (0, 1))
+    given, left_out = (sum(each[at] for each in cost.layers.values()) for at in (0, 1))
     return left_out / given if given > 0 else float("nan")

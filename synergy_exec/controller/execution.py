@@ -31,7 +31,7 @@ from synergy_exec.controller.journal import STATES, JobRow, Journal, Observation
 from synergy_exec.controller.learning import Learning
 from synergy_exec.job_file import JobFile, check_folders
 from synergy_exec.job_folder import CHECKPOINTS, freeze
-from synergy_exec.messages import Ended, Launch, Message, Noted, Report, Saved, Started
+from synergy_exec.messages import Ended, Launch, Message, Noted, Report, Reporting, Saved, Started
 from synergy_exec.nodes.runs import Happened, JobRun, Runs
 from synergy_exec.plans import read_candidates
 from synergy_exec.settings import QueueSettings, Settings
@@ -128,11 +128,16 @@ class Execution:
         self.journal = journal
         self.folder, self.jobs_folder = folder, folder / "jobs"
         self.settings = settings
-        self.learning = Learning(profile, cluster, settings)
+        self.learning = Learning(
+            profile,
+            cluster,
+            settings.profiling,
+            keep_in=settings.results_dir if settings.exchange.compression == "none" else None,
+        )
         self.profile = self.learning.profile
         self.decider = Decider(policy, cluster, self.learning, settings.round_s)
-        self.runs = Runs(self._launch_of, settings.ports or "")
-        self.exchanges = ModelExchanges(settings.compression, settings.compressor, cluster.gpu_types)
+        self.runs = Runs(self._launch_of, settings.agents.ports or "")
+        self.exchanges = ModelExchanges(settings.exchange, cluster.gpu_types)
         self.jobs: dict[int, ExecutedJob] = {}
         self.held: dict[int, ExecutedJob] = {}
         self.next_job = 0
@@ -148,9 +153,10 @@ class Execution:
         """The job with the numbers of the jobs in its `after`. Raises InputError if it can never run."""
         check_asks(name, file, self.decider.cluster, self.decider.policy)
         check_folders(file)
-        if self.settings.compression != "none" and self.settings.of_runs(file.precision)["precision"] == "fp16":
+        compression, precision = self.settings.exchange.compression, self.settings.run.of_job(file.precision).precision
+        if compression != "none" and precision == "fp16":
             raise InputError(
-                f"precision=fp16 with compression={self.settings.compression}: compressors keep errors of gradients "
+                f"precision=fp16 with compression={compression}: compressors keep errors of gradients "
                 "from step to step, and the loss scale changes their unit. Set precision to bf16 or fp32."
             )
         if file.array and not file.array.isdecimal():
@@ -230,7 +236,7 @@ class Execution:
             row,
             file,
             gpu_types=self.decider.cluster.gpu_types,
-            restart_s=self.settings.restart_s,
+            restart_s=self.settings.profiling.restart_s,
             profile=self.profile,
             exchange=self.exchanges.of(file.application),
         )
@@ -368,7 +374,7 @@ class Execution:
             if message.step != seen.step:
                 job.moved_s = now_s
             seen.step, seen.samples, seen.work, seen.loss = message.step, message.samples, message.work, message.loss
-            seen.step_s, seen.memory_bytes = message.step_s, message.memory_bytes
+            seen.step_s, seen.memory_bytes = message.step_s, message.memory.used_bytes
             if message.step > seen.best_step:
                 seen.best_step, job.losses = message.step, 0
             if job.run == run.number and not job.ended:
@@ -509,7 +515,7 @@ class Execution:
         if not run.agent_lost and (said := self._refused(job, run, ended)):
             self._note(job, said)
             return ""
-        if job.file.command and not job.seen.best_step and lasted_s > self.settings.start_s:
+        if job.file.command and not job.seen.best_step and lasted_s > self.settings.run.start_s:
             job.losses = 0  # it reports no steps, so that it ran for long counts as progress
         job.losses += 1
         most = max(self.settings.retries, job.file.retries)
@@ -568,19 +574,21 @@ class Execution:
             file=dataclasses.replace(job.file, directory=str(folder / job.file.directory)),
             plan=job.as_told(run.plan),
             folder=str(folder),
-            noise=job.file.max_batch > job.file.initial_batch,
-            say_layers=self.exchanges.lacks_layers(job.file.application),
-            time_codecs=self.exchanges.lacks_codecs(gpu_type),
-            plans_on=self.learning.wants(job.file),
+            settings=self.settings.run.of_job(job.file.precision),
+            reporting=Reporting(
+                noise=job.file.max_batch > job.file.initial_batch,
+                layers=self.exchanges.lacks_layers(job.file.application),
+                codecs=self.exchanges.lacks_codecs(gpu_type),
+                plans_on=self.learning.wants(job.file),
+            ),
             unused=job.seen.unused,
             job_uuid=job.uuid,
             saved_step=job.seen.saved[0],
             restarts=job.seen.starts,
-            grace_s=job.file.grace_s if job.file.command else self.settings.leave_s,
-            **self.settings.of_runs(job.file.precision),
+            grace_s=job.file.grace_s if job.file.command else self.settings.agents.leave_s,
         )
 
     def _trained_with(self, plan: Plan) -> dict[str, Any]:
         """The batch and compressor of a plan as the journal keeps them with a run."""
         parts: dict[str, Any] = {"micro_batch": plan.micro_batch, "accumulation": plan.accumulation}
-        return parts if self.settings.compression == "none" else {**parts, "compressor": plan.compressor}
+        return parts if self.settings.exchange.compression == "none" else {**parts, "compressor": plan.compressor}

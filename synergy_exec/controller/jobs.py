@@ -15,13 +15,14 @@ from synergy_core.performance.goodput.compression._compressor import CodecSpeed,
 from synergy_core.performance.goodput.efficiency import gain
 from synergy_core.performance.planner.plan import NO_COMPRESSOR, Plan
 from synergy_core.scheduling.decisions.reasons import Stopped
-from synergy_core.scheduling.jobs.exchange import Compression, GradientExchange, before_layers, exchange_of
+from synergy_core.scheduling.jobs.exchange import GradientExchange, before_layers, exchange_of
 from synergy_core.scheduling.jobs.record import Job, Request
 from synergy_core.scheduling.jobs.spec import JobSpec
 from synergy_core.scheduling.jobs.testbed_profiles import TestbedProfile
 from synergy_exec.controller.journal import ENDED, JobRow, State
 from synergy_exec.job_file import JobFile
 from synergy_exec.job_folder import Filed
+from synergy_exec.settings import ExchangeSettings
 
 # Possible compression of each model's gradients, known once a worker has reported the model's layers.
 
@@ -53,17 +54,16 @@ class ModelExchange:
 class ModelExchanges:
     """The gradient exchanges of all models by application (`JobSpec.application`).
 
-    mode, compressor: how a job's compressor is chosen (`exchange_of`). gpu_types: of the cluster. The first run on each
-    GPU type measures the speed of encoding. Nothing is compressed until the speed is known for all types without a data
-    sheet, and the model's layers are known.
+    The first run on each GPU type of the cluster measures the speed of encoding. Nothing is compressed until the speed
+    is known for all types without a data sheet, and the model's layers are known.
     """
 
-    def __init__(self, mode: Compression, compressor: str, gpu_types: Sequence[str]) -> None:
-        self._mode, self._compressor, self._gpu_types = mode, compressor, tuple(gpu_types)
+    def __init__(self, settings: ExchangeSettings, gpu_types: Sequence[str]) -> None:
+        self._mode, self._compressor, self._gpu_types = settings.compression, settings.compressor, tuple(gpu_types)
         self._layers: dict[str, Layers] = {}
         self._codecs: dict[str, Mapping[str, Sequence[float]]] = {}
         self._made: dict[str, ModelExchange] = {}
-        self._nothing = before_layers(mode)
+        self._nothing = before_layers(settings.compression)
 
     def lacks_layers(self, application: str) -> bool:
         return self._mode != "none" and application not in self._layers

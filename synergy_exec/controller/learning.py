@@ -11,6 +11,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable
 from math import inf
+from pathlib import Path
 
 from synergy_core.performance.planner.plan import Plan
 from synergy_core.scheduling.jobs.cluster import Cluster
@@ -35,22 +36,23 @@ from synergy_exec.job_file import JobFile
 from synergy_exec.messages import Ended, Report
 from synergy_exec.plans import Candidates
 from synergy_exec.profiling.machine import keep_profile, noted, parts_of, profile_in
-from synergy_exec.settings import AUTO, Settings
+from synergy_exec.settings import AUTO, ProfileSettings
 
 
 class Learning:
-    """The growing profile of one cluster. profile: what is known now, by model.
+    """The growing profile of one cluster. It grows only with `profile=auto`."""
 
-    It grows only with `profile=auto`.
-    """
-
-    def __init__(self, profile: TestbedProfile, cluster: Cluster, settings: Settings) -> None:
+    def __init__(
+        self, profile: TestbedProfile, cluster: Cluster, settings: ProfileSettings, *, keep_in: Path | None = None
+    ) -> None:
+        """profile: what is known at first. keep_in: folder of the profile's file; None: the profile does not grow."""
         self._models = dict(profile.models)
         self.profile = TestbedProfile(self._models, profile.machine, profile.date)
+        """What is known now, by model."""
         self._cluster, self._restart_s = cluster, settings.restart_s
         self._fraction = settings.explore_fraction
-        auto = settings.profile == AUTO and settings.compression == "none" and bool(profile.machine)
-        self._path = profile_in(settings.results_dir) if auto and self._fraction else None
+        grows = settings.profile == AUTO and bool(profile.machine) and self._fraction > 0
+        self._path = profile_in(keep_in) if grows and keep_in is not None else None
         self._found: dict[str, Candidates] = {}
         self._too_large: set[tuple[str, Shape, Plan]] = set()
 
@@ -93,9 +95,9 @@ class Learning:
         if new := which not in self._too_large and is_new(model, shape, plan):
             told_apart = plan.data > 1 and not plan.zero and plan.tensor == plan.pipeline == 1
             sync_s = min(said.sync_s, MAX_SYNC_FRACTION * said.step_s) if told_apart else 0.0
-            memory_bytes = float(said.memory_bytes)
+            memory_bytes = float(said.memory.used_bytes)
             row = ProfiledRow(shape.gpu_type, shape.nodes, plan, said.step_s, memory_bytes=memory_bytes, sync_s=sync_s)
-            fits = said.memory_bytes <= (file.memory_gb * GB or inf)
+            fits = said.memory.used_bytes <= (file.memory_gb * GB or inf)
             if not fits:
                 self._too_large.add(which)
             model = with_seen(model, row, fits=fits)

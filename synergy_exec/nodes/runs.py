@@ -21,6 +21,7 @@ from synergy_exec.messages import (
     Kill,
     Launch,
     Message,
+    NodeSlots,
     Reserve,
     Reserved,
     Reshare,
@@ -220,13 +221,15 @@ class Runs:
             slots = _bits(mask)
             part = dataclasses.replace(
                 launch,
-                slots=slots,
-                first_rank=first_rank,
-                world=gpus_in(run.placed),
-                nodes=len(run.placed),
-                node_rank=node_rank,
-                store_host=run.store[0],
-                store_port=run.store[1],
+                node=NodeSlots(
+                    slots=slots,
+                    first_rank=first_rank,
+                    world=gpus_in(run.placed),
+                    nodes=len(run.placed),
+                    node_rank=node_rank,
+                    store_host=run.store[0],
+                    store_port=run.store[1],
+                ),
                 share=run.share,
             )
             self._send(node, part)

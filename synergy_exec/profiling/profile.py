@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from statistics import mean, median
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from synergy_core.errors import InputError
 from synergy_core.performance.goodput.pipeline import searched_steps
@@ -33,7 +33,7 @@ from synergy_core.scheduling.jobs.testbed_profiles import (
 from synergy_core.units import GB
 from synergy_exec.backends import Backend
 from synergy_exec.job_file import JobFile
-from synergy_exec.messages import Report
+from synergy_exec.messages import Report, Reporting
 from synergy_exec.plans import Candidates, read_candidates
 from synergy_exec.profiling.machine import Part, keep_profile, known_profile, noted, parts_of
 from synergy_exec.profiling.selection import Selection
@@ -66,8 +66,8 @@ ENDING_FRACTION = 0.1
 WITHOUT = "profile=null does without"
 GPU_SETTLING_S = 1.0
 """Minimum of `Effort.seconds` on GPUs, whose clocks rise when work begins."""
-REPORT_S = 0.05
-"""Seconds between two reports of a run that is measured."""
+REPORTING = Reporting(report_s=0.05)
+"""How often a run that is measured reports."""
 MIN_INPUT_STEPS = 20
 MAX_NOISE_STEPS = 3 * FEWEST_NOISE_STEPS
 """Maximum number of steps in which to measure gradient noise."""
@@ -132,7 +132,7 @@ def current_profile(
     if not missing:
         return there, []
     names = ", ".join(each.name for each in missing)
-    say(f"measuring {names} here, once, for at most {settings.profile_s:g} s (profile_s); {WITHOUT}")
+    say(f"measuring {names} here, once, for at most {settings.profiling.profile_s:g} s (profile_s); {WITHOUT}")
     began_s = time.monotonic()
     try:
         made = add_to_profile(path, missing, make_backend(), where, QUICK, say, settings)
@@ -160,16 +160,17 @@ async def _made(
 ) -> Made:
     made = Made([], [])
     clock = asyncio.get_running_loop().time
-    until_s = clock() + (1.0 - ENDING_FRACTION) * settings.profile_s
-    patient = dataclasses.replace(settings, nodes_s=min(settings.nodes_s, until_s - clock()))
+    until_s = clock() + (1.0 - ENDING_FRACTION) * settings.profiling.profile_s
+    agents = dataclasses.replace(settings.agents, nodes_s=min(settings.agents.nodes_s, until_s - clock()))
     with tempfile.TemporaryDirectory(prefix="synergy-profile-", dir=beside) as text:
         folder = Path(text)
-        async with testbed(backend, folder, patient) as bench:
+        async with testbed(backend, folder, agents, settings.run) as bench:
             for at, file in enumerate(files):
                 its_end_s = clock() + (until_s - clock()) / (len(files) - at)
                 job = at * bench.cluster.gpus
                 try:
-                    model, remarks = await Measuring(bench, file, effort, its_end_s, say, job).model()
+                    measuring = Measuring(bench, file, effort, its_end_s, say, job)
+                    model, remarks = await measuring.model(settings.profiling.restart_s)
                 except TestbedError as error:
                     made.broken = str(error)
                     break
@@ -208,10 +209,11 @@ class Measuring:
         self._costs: ProfiledCosts | None = None
         self._remarks: list[str] = []
 
-    async def model(self) -> tuple[ProfiledModel, list[str]]:
+    async def model(self, assumed_s: float) -> tuple[ProfiledModel, list[str]]:
         """Returns the model's profile and remarks: plans that failed or for which there was no time.
 
-        Raises InputError if nothing was measured, or TestbedError.
+        assumed_s: its restart time if there is no time to measure that. Raises InputError if nothing was measured, or
+        TestbedError.
         """
         name, late = self._file.name, False
         try:
@@ -238,7 +240,6 @@ class Measuring:
                 await self._measure_costs(max(self._rows, key=lambda row: row.plan.gpus > 1))
                 if self._found.samples and self._found.plans[1]:
                     await self._measure_input(self._found.plans[1][0])
-        assumed_s = self._testbed.settings.restart_s
         rows = (*self._rows, *predicted)
         model = ProfiledModel(
             name,
@@ -276,7 +277,7 @@ class Measuring:
         place = self._selections[0].part.places(1)[0]
         while True:
             losses = self._testbed.losses
-            run = self._start(self._job, place, first, plans_on=sizes)
+            run = self._start(self._job, place, first, dataclasses.replace(REPORTING, plans_on=sizes))
             reason = ""
             try:
                 await run.first_step()
@@ -319,8 +320,8 @@ class Measuring:
 
     def _measured(self, selection: Selection, plan: Plan, reports: Sequence[Report]) -> None:
         times = [each.step_s for each in reports]
-        step_s, needs = mean(times), float(max(each.memory_bytes for each in reports))
-        limits = [float(each.memory_limit_bytes) for each in reports if each.memory_limit_bytes]
+        step_s, needs = mean(times), float(max(each.memory.used_bytes for each in reports))
+        limits = [float(each.memory.limit_bytes) for each in reports if each.memory.limit_bytes]
         selection.measured(plan, step_s, needs, min(limits, default=inf))
         has_bytes = self._memory_bytes(selection.part)
         if needs > has_bytes:
@@ -328,7 +329,9 @@ class Measuring:
             self._remarks.append(f"left out, {plan.describe()} at batch {plan.global_batch} needs {limit}")
             return
         part, spread = selection.part, (max(times) - min(times)) / step_s
-        held = (float(max(getattr(each, name) for each in reports)) for name in ("reserved_bytes", "outside_bytes"))
+        held = (
+            float(max(getattr(each.memory, name) for each in reports)) for name in ("reserved_bytes", "outside_bytes")
+        )
         row = ProfiledRow(part.gpu_type, part.nodes_of(plan.gpus), plan, step_s, spread, needs, False, 0.0, (), *held)
         self._rows.append(row)
 
@@ -357,8 +360,10 @@ class Measuring:
         self._noise_known |= sees_noise
         return reports
 
-    def _start(self, job: int, placed: Placed, plan: Plan, share: Share | None = None, **more: Any) -> TestbedRun:
-        self._runs.append(self._testbed.start(self._file, job, placed, plan, share, report_s=REPORT_S, **more))
+    def _start(
+        self, job: int, placed: Placed, plan: Plan, reporting: Reporting = REPORTING, share: Share | None = None
+    ) -> TestbedRun:
+        self._runs.append(self._testbed.start(self._file, job, placed, plan, reporting, share))
         return self._runs[-1]
 
     async def _end_runs(self) -> None:
@@ -384,7 +389,7 @@ class Measuring:
         """
         cores, loop = self._testbed.agents.there()[0].cpus, asyncio.get_running_loop()
         memory_bytes = CACHE_FACTOR * self._found.samples * self._found.item_bytes
-        run = self._start(self._job, ((0, 1),), plan, Share(float(cores), memory_bytes))
+        run = self._start(self._job, ((0, 1),), plan, share=Share(float(cores), memory_bytes))
 
         async def seconds_of(cpus: int) -> float:
             self._say(f"input with {cpus} CPUs")

@@ -16,10 +16,10 @@ from synergy_core.scheduling.jobs.cluster import Cluster, Share
 from synergy_core.scheduling.jobs.record import Placed
 from synergy_exec.backends import Backend, Meeting
 from synergy_exec.job_file import JobFile
-from synergy_exec.messages import Ended, Hello, Launch, Message, Report, Started
+from synergy_exec.messages import Ended, Hello, Launch, Message, Report, Reporting, Started
 from synergy_exec.nodes.agents import Agents, listening
 from synergy_exec.nodes.runs import JobRun, Runs
-from synergy_exec.settings import Settings
+from synergy_exec.settings import AgentSettings, RunSettings
 
 ENDLESS = 1e15
 """Work, or seconds between checkpoints, that no run ever reaches."""
@@ -71,12 +71,13 @@ class Testbed:
     """The agents of a backend; lost agents are restarted.
 
     cluster: the agents' nodes. losses: number of lost agents; a measurement that fails during a loss is repeated.
+    settings: of its runs.
     """
 
-    def __init__(self, backend: Backend, folder: Path, settings: Settings) -> None:
-        self.agents = Agents(backend, self, at_once=settings.agents_per_hour, patience_s=settings.nodes_s)
+    def __init__(self, backend: Backend, folder: Path, agents: AgentSettings, settings: RunSettings) -> None:
+        self.agents = Agents(backend, self, at_once=agents.agents_per_hour, patience_s=agents.nodes_s)
         self.settings, self._folder = settings, folder
-        self._runs = Runs(lambda run: self._mine[run.number].launch, settings.ports or "")
+        self._runs = Runs(lambda run: self._mine[run.number].launch, agents.ports or "")
         self._mine: list[TestbedRun] = []
         self._broken: TestbedError | None = None
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -84,24 +85,24 @@ class Testbed:
         self.cluster: Cluster
 
     def start(
-        self, file: JobFile, job: int, placed: Placed, plan: Plan, share: Share | None = None, **more: Any
+        self, file: JobFile, job: int, placed: Placed, plan: Plan, reporting: Reporting, share: Share | None = None
     ) -> TestbedRun:
-        """Launches a run as soon as its slots are free. By default the run trains without end.
+        """Launches a run as soon as its slots are free. The run trains without end.
 
-        job: a number chosen by the caller; runs with the same number run one after another and share a folder. more:
-        other fields of `Launch`. Raises TestbedError.
+        job: a number chosen by the caller; runs with the same number run one after another and share a folder. Raises
+        TestbedError.
         """
         self.check()
         number = len(self._mine)
-        fields: dict[str, Any] = self.settings.of_runs(file.precision) | {"checkpoint_interval_s": ENDLESS, **more}
         launch = Launch(
             run=number,
             job=job,
             file=dataclasses.replace(file, work=ENDLESS, weights="", tensorboard=False),
             plan=plan,
             folder=str(self.folder_of(job)),
+            settings=dataclasses.replace(self.settings.of_job(file.precision), checkpoint_interval_s=ENDLESS),
+            reporting=reporting,
             observed=False,
-            **fields,
         )
         self._mine.append(TestbedRun(launch))
         self._runs.start(JobRun(number, job, placed, plan, share))
@@ -201,12 +202,14 @@ class Testbed:
 
 
 @asynccontextmanager
-async def testbed(backend: Backend, folder: Path, settings: Settings) -> AsyncIterator[Testbed]:
+async def testbed(
+    backend: Backend, folder: Path, agents: AgentSettings, settings: RunSettings
+) -> AsyncIterator[Testbed]:
     """A testbed of all agents of a backend until the block ends; no process is left afterwards."""
-    made = Testbed(backend, folder, settings)
-    async with listening(made.agents, folder, host=settings.host, port=settings.port) as meeting:
+    made = Testbed(backend, folder, agents, settings)
+    async with listening(made.agents, folder, host=agents.host, port=agents.port) as meeting:
         try:
             await made.gather(meeting)
             yield made
         finally:
-            await made.agents.dismiss(settings.leave_s)
+            await made.agents.dismiss(agents.leave_s)

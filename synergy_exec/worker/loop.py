@@ -109,7 +109,7 @@ class Saves:
     _due_s: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self._due_s = time.monotonic() + self.launch.checkpoint_interval_s
+        self._due_s = time.monotonic() + self.launch.settings.checkpoint_interval_s
 
     def due(self, step: int) -> bool:
         newest = self.saved_step if self._in_flight is None else self._in_flight[0].step
@@ -117,7 +117,7 @@ class Saves:
 
     def later(self, progress: Progress) -> None:
         """Copies the state now; a thread writes it while training goes on."""
-        self.heartbeat.beat(self.launch.start_s)
+        self.heartbeat.beat(self.launch.settings.start_s)
         began = time.monotonic()
         self._settle()
         try:
@@ -126,7 +126,7 @@ class Saves:
             self._failed(error)
             return
         self._in_flight = self._of(progress, time.monotonic() - began), saving
-        self._due_s = time.monotonic() + self.launch.checkpoint_interval_s
+        self._due_s = time.monotonic() + self.launch.settings.checkpoint_interval_s
 
     def look(self) -> None:
         """Reports the checkpoint in flight if it is complete by now; if it has failed, makes the next one due soon."""
@@ -135,7 +135,7 @@ class Saves:
 
     def finish(self, progress: Progress) -> None:
         """Saves, unless the last step is on disk already. Raises UnsavedError if the last try also fails."""
-        self.heartbeat.beat(self.launch.start_s)
+        self.heartbeat.beat(self.launch.settings.start_s)
         self._settle()
         for left in reversed(range(LAST_TRIES)):
             if progress.step <= self.saved_step:
@@ -165,7 +165,7 @@ class Saves:
             self.said(saved)
 
     def _failed(self, error: InputError) -> None:
-        self._due_s = time.monotonic() + min(MAX_RETRY_S, self.launch.checkpoint_interval_s)
+        self._due_s = time.monotonic() + min(MAX_RETRY_S, self.launch.settings.checkpoint_interval_s)
         self.warned(str(error))
 
     def _of(self, progress: Progress, save_s: float) -> Saved:
@@ -270,7 +270,7 @@ class Loop:
                     self._clock.add(*batch, agreed.step_s, agreed.sync_s, agreed.waited_s)
                     if self._reports and began >= report_due:
                         self._report(loss)
-                        report_due = began + self._launch.report_s
+                        report_due = began + self._launch.reporting.report_s
                 if agreed.stop:
                     return self._finish(PAUSED)
                 if agreed.retunes:  # an order that was carried out already changes nothing
@@ -345,9 +345,9 @@ class Loop:
     def _beat(self) -> None:
         """Tells the agent that this rank lives and how long its next step may take. The first step may take longest."""
         if self._recent:
-            allowed_s = max(self._launch.hang_s, _STEPS_OF_SILENCE * statistics.median(self._recent))
+            allowed_s = max(self._launch.settings.hang_s, _STEPS_OF_SILENCE * statistics.median(self._recent))
         else:
-            allowed_s = self._launch.start_s
+            allowed_s = self._launch.settings.start_s
         self.heartbeat.beat(allowed_s)
 
     def _retune(self, to: Retune) -> None:
@@ -420,7 +420,7 @@ class Loop:
 
     def _allow_own_code(self) -> None:
         """Allows the job's own code as much time as a start; the loop's next beat sets the limit of a step again."""
-        self.heartbeat.beat(self._launch.start_s)
+        self.heartbeat.beat(self._launch.settings.start_s)
 
     def _tell_exchange(self) -> None:
         """Writes into the job's log how replicas compress gradients, if they do."""
@@ -479,8 +479,8 @@ class Loop:
                 cpus=self._cpus,
                 data_bytes=self.trainer.supply.data_bytes,
                 compressor=plan.compressor,
-                **resources.report(self.bare_bytes),
-                **self._exchanges.take(),
+                memory=resources.memory_use(self.bare_bytes),
+                exchange=self._exchanges.take(),
             )
         )
 

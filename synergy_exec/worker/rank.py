@@ -132,7 +132,7 @@ def run(start: Start, descriptors: Descriptors) -> int:
         with contextlib.suppress(OSError):  # the disk of the log may be full
             traceback.print_exc()
             sys.stderr.flush()
-        echo = start.launch.world > 1 and from_peers(error)
+        echo = start.launch.node.world > 1 and from_peers(error)
         broken = broken_device(error) or rank.takes_device
         lost = broken or lost_device(error) or isinstance(error, UnsavedError | FencedError) or disk_full(error)
         agent.say(
@@ -174,7 +174,7 @@ class Rank:
         self._device = self._take_slot()
         if self._start.launch.file.memory_gb:
             resources.give_back()
-        if self._start.launch.world > 1:
+        if self._start.launch.node.world > 1:
             self._meet(descriptors.store)
         self._loop = self._built(Cache(descriptors.cache))
         if self._stop:
@@ -199,7 +199,7 @@ class Rank:
             job.make_data(folder / "data")
         if not begun and (reason := Ranks().first(lambda: Admission(job).refusal(launch.plan))):
             raise InputError(reason)
-        if launch.plans_on and start.rank == 0:
+        if launch.reporting.plans_on and start.rank == 0:
             self._find_plans(job)
         supply = Supply(job, cache=cache)
         resources.load(supply, start.cpus)
@@ -207,9 +207,9 @@ class Rank:
             job,
             launch.plan,
             self._device,
-            seed=launch.seed,
-            measure_squares=launch.noise,
-            precision=chosen(launch.precision, self._device),
+            seed=launch.settings.seed,
+            measure_squares=launch.reporting.noise,
+            precision=chosen(launch.settings.precision, self._device),
             compiled=launch.file.compile,
             supply=supply,
             unused=launch.unused,
@@ -218,13 +218,13 @@ class Rank:
         )
         build_s = time.monotonic() - began
         codecs: dict[str, list[float]] = {}
-        if launch.time_codecs:  # on all ranks at once, because gradients are encoded on all ranks at once
+        if launch.reporting.codecs:  # on all ranks at once, because gradients are encoded on all ranks at once
             self._now("measuring how fast gradients are encoded")
             codecs = measured_codecs(self._device)
         self._now("loading")
         began = time.monotonic()
         checkpoints = Checkpoints(
-            folder / "checkpoints", keep=launch.keep_checkpoints, job=launch.job_uuid, staging=staging
+            folder / "checkpoints", keep=launch.settings.keep_checkpoints, job=launch.job_uuid, staging=staging
         )
         progress = trainer.load(checkpoints, saved_step=launch.saved_step) or Progress()
         load_s = time.monotonic() - began
@@ -234,7 +234,7 @@ class Rank:
             launch_s=launched_s,
             build_s=build_s,
             load_s=load_s,
-            layers=layers_of(trainer.parts) if launch.say_layers and start.rank == 0 else [],
+            layers=layers_of(trainer.parts) if launch.reporting.layers and start.rank == 0 else [],
             codecs=codecs,
         )
         return Loop(
@@ -247,7 +247,8 @@ class Rank:
         """Writes the possible plans for the controller. An error here does not end the run."""
         launch = self._start.launch
         try:
-            write_candidates(Path(launch.folder), Admission(job).candidates(launch.plans_on, batches_of(launch.file)))
+            found = Admission(job).candidates(launch.reporting.plans_on, batches_of(launch.file))
+            write_candidates(Path(launch.folder), found)
         except Exception:
             traceback.print_exc()
 
@@ -256,7 +257,7 @@ class Rank:
         self._beat()
 
     def _beat(self) -> None:
-        self._heartbeat.beat(self._start.launch.start_s)
+        self._heartbeat.beat(self._start.launch.settings.start_s)
 
     def _terminate(self, *_: object) -> None:
         self._stop = True
@@ -267,7 +268,7 @@ class Rank:
         start = self._start
         resources.move(start.cores, start.cpus)
         for seed in (random.seed, np.random.seed):
-            seed(start.launch.seed)
+            seed(start.launch.settings.seed)
         if not start.gpus:
             return torch.device("cpu")
         self.takes_device = True
@@ -282,15 +283,15 @@ class Rank:
         """Meets the other ranks of this run at a store, and creates the default process group."""
         launch = self._start.launch
         self._now("meeting the other ranks")
-        talk_over(launch.interface, launch.store_host)
+        talk_over(launch.settings.interface, launch.node.store_host)
         # Other ranks may build, save or wait for data for long. Agents detect hangs.
-        patience = max(timedelta(seconds=launch.start_s), LONGEST_WAIT)
+        patience = max(timedelta(seconds=launch.settings.start_s), LONGEST_WAIT)
         store: Store
-        if launch.store_host:
+        if launch.node.store_host:
             store = TCPStore(
-                launch.store_host,
-                launch.store_port,
-                launch.world,
+                launch.node.store_host,
+                launch.node.store_port,
+                launch.node.world,
                 is_master=descriptor is not None,
                 timeout=patience,
                 wait_for_workers=False,
@@ -298,14 +299,14 @@ class Rank:
             )
         else:
             # Only the same user can open a process's descriptors through /proc (man 5 proc, PTRACE_MODE_READ).
-            store = FileStore(f"/proc/self/fd/{descriptor}", launch.world)
+            store = FileStore(f"/proc/self/fd/{descriptor}", launch.node.world)
             store.set_timeout(patience)
         self._beat()
         distributed.init_process_group(
             "gloo" if self._device.type == "cpu" else "cpu:gloo,cuda:nccl",
             store=store,
             rank=self._start.rank,
-            world_size=launch.world,
+            world_size=launch.node.world,
             timeout=patience,
             # No device_id: with it, device meshes split groups, and splitting may hang (pytorch issue 145376).
         )

@@ -9,10 +9,10 @@ import os
 import re
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from synergy_exec.messages import MemoryUse
 from synergy_exec.training.supply import Supply
 from synergy_exec.worker import processes
 
@@ -55,22 +55,22 @@ def held_bytes() -> int:
     return _of_kernel("VmRSS")
 
 
-def report(bare_bytes: int) -> dict[str, Any]:
-    """The memory fields of `messages.Report`.
+def memory_use(bare_bytes: int) -> MemoryUse:
+    """The memory of this process, for reports.
 
     bare_bytes: memory of the process before it loaded the job (Python and its libraries), which does not count. On a
     GPU nothing is subtracted; what CUDA, NCCL and other processes hold there is no room for tensors.
     """
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return {"memory_bytes": max(0, _of_kernel("VmHWM") - bare_bytes)}
+        return MemoryUse(used_bytes=max(0, _of_kernel("VmHWM") - bare_bytes))
     free, total = torch.cuda.mem_get_info()
     outside = total - free - torch.cuda.memory_reserved()
-    return {
-        "memory_bytes": torch.cuda.max_memory_allocated(),
-        "reserved_bytes": torch.cuda.max_memory_reserved(),
-        "outside_bytes": outside,
-        "memory_limit_bytes": total - outside,
-    }
+    return MemoryUse(
+        used_bytes=torch.cuda.max_memory_allocated(),
+        reserved_bytes=torch.cuda.max_memory_reserved(),
+        outside_bytes=outside,
+        limit_bytes=total - outside,
+    )
 
 
 def forget() -> None:

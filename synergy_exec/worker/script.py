@@ -79,9 +79,9 @@ def run(start: Start, descriptors: Descriptors) -> int:
         now_s = time.monotonic()
         told_to_stop |= any(isinstance(each, Stop) for each in agent.heard())
         told_to_stop |= heartbeat.unanswered_s() > launch.agent_silence_s
-        if now_s - told_s >= launch.report_s:
+        if now_s - told_s >= launch.reporting.report_s:
             progress.read()
-            if launch.node_rank == 0:
+            if launch.node.node_rank == 0:
                 if math.isinf(told_s):
                     agent.say(progress.started(time.time() - start.launched_s))
                 agent.say(progress.report())
@@ -107,7 +107,7 @@ def run(start: Start, descriptors: Descriptors) -> int:
         elif line := _said_of_sigterm(log, log_bytes):
             sign = f"printed '{plain(line, MOST_SHOWN)}'"
     goes_on = stopped and progress.goes_on(sign)
-    if launch.node_rank == 0:
+    if launch.node.node_rank == 0:
         agent.say(progress.report())
         if child.returncode == 0 and (note := progress.about_exit_0(sign, stopped=stopped, goes_on=goes_on)):
             agent.say(Noted(run=launch.run, text=note))
@@ -127,7 +127,7 @@ def run(start: Start, descriptors: Descriptors) -> int:
 
 def _filled(text: str, launch: Launch) -> str:
     text = text.replace("{array}", launch.file.array)
-    return text.replace("{slots}", str(len(launch.slots))).replace("{folder}", launch.folder)
+    return text.replace("{slots}", str(len(launch.node.slots))).replace("{folder}", launch.folder)
 
 
 # The command's processes. This process adopts those whose parents are gone.
@@ -192,7 +192,7 @@ class _Progress:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             known = json.loads(self._file.read_text(encoding="utf-8"))
             self._before_s, self._step = float(known["seconds"]), int(known.get("step", 0))
-        if launch.node_rank == 0:
+        if launch.node.node_rank == 0:
             for old in folder.glob("report-*.jsonl"):
                 old.unlink(missing_ok=True)
 
@@ -239,9 +239,9 @@ class _Progress:
     def late(self) -> str:
         """Says, once, that no step was reported for longer than `hang_s` in the job file, or than usual; else ""."""
         silent_s = time.monotonic() - self._moved_s
-        usual_s = self._job.hang_s or max(self._launch.hang_s, _LONG_STEPS * self._longest_s)
+        usual_s = self._job.hang_s or max(self._launch.settings.hang_s, _LONG_STEPS * self._longest_s)
         if self._first is None:
-            usual_s = self._launch.start_s if self._job.hang_s else math.inf
+            usual_s = self._launch.settings.start_s if self._job.hang_s else math.inf
         if self._noted or silent_s <= usual_s:
             return ""
         self._noted = True
@@ -336,8 +336,8 @@ def _environment(start: Start, job: JobFile, reports: Path) -> dict[str, str]:
 
     torchrun reads its arguments from PET_*.
     """
-    launch, slots = start.launch, len(start.launch.slots)
-    port, host = launch.store_port, launch.store_host if launch.nodes > 1 else "127.0.0.1"
+    launch, slots = start.launch, len(start.launch.node.slots)
+    port, host = launch.node.store_port, launch.node.store_host if launch.node.nodes > 1 else "127.0.0.1"
     if not port:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
@@ -348,8 +348,8 @@ def _environment(start: Start, job: JobFile, reports: Path) -> dict[str, str]:
         "SYNERGY_RESTART_COUNT": launch.restarts,
         **dict.fromkeys(("SYNERGY_ARRAY", "SLURM_ARRAY_TASK_ID") if job.array else (), job.array),
         "PET_NPROC_PER_NODE": slots,
-        "PET_NNODES": launch.nodes,
-        "PET_NODE_RANK": launch.node_rank,
+        "PET_NNODES": launch.node.nodes,
+        "PET_NODE_RANK": launch.node.node_rank,
         **dict.fromkeys(("PET_MASTER_ADDR", "MASTER_ADDR"), host),
         **dict.fromkeys(("PET_MASTER_PORT", "MASTER_PORT"), port),
         "OMP_NUM_THREADS": max(1, int(start.cpus / slots)),

@@ -117,9 +117,9 @@ def work(start: Start, descriptors: Descriptors) -> NoReturn:
 
 def _limit_memory(launch: Launch) -> None:
     """Limits the memory of this process, and of each that it starts, to `memory_gb_per_slot`, as on a full GPU."""
-    if launch.memory_gb_per_slot is not None:
-        slots = len(launch.slots) if launch.file.command else 1
-        limit_bytes = int(launch.memory_gb_per_slot * slots * GB)
+    if launch.settings.memory_gb_per_slot is not None:
+        slots = len(launch.node.slots) if launch.file.command else 1
+        limit_bytes = int(launch.settings.memory_gb_per_slot * slots * GB)
         resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))
 
 

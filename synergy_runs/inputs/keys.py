@@ -76,6 +76,11 @@ def key(meaning: str, default: Any = MISSING, bounds: Bounds = ANY) -> Any:
     return field(default=default, metadata=described)
 
 
+def group(of: type) -> Any:
+    """Declares a field with a part of the keys. Users type these keys without the field's name."""
+    return field(default_factory=of, metadata={"group": of})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceSettings:
     """Settings of the trace, which defines the jobs that arrive."""
@@ -225,8 +230,11 @@ def keys(of: type, prefix: str = "") -> Iterator[Key]:
 
     A list of sections, such as cluster.node_types, is represented by its first entry: cluster.node_types.0.nodes.
     """
-    hints = typing.get_type_hints(of)
-    for each in _fields(of):
+    hints = _types(of)
+    for each in dataclasses.fields(of):
+        if "group" in each.metadata:
+            yield from keys(each.metadata["group"], prefix)
+            continue
         hint = hints[each.name]
         yield Key(prefix + each.name, hint, each.metadata["meaning"], each.metadata["bounds"])
         for choice in alternatives(hint):
@@ -258,7 +266,10 @@ def inside(hint: Any, part: str) -> Any:
 def defaults(of: type) -> dict[str, Any]:
     """The defaults of all keys that have one, as plain values."""
     found: dict[str, Any] = {}
-    for each in _fields(of):
+    for each in dataclasses.fields(of):
+        if "group" in each.metadata:
+            found |= defaults(each.metadata["group"])
+            continue
         value = each.default if each.default_factory is MISSING else each.default_factory()
         if value is not MISSING:
             section = dataclasses.is_dataclass(value)
@@ -266,13 +277,17 @@ def defaults(of: type) -> dict[str, Any]:
     return found
 
 
-_types: Callable[[Any], dict[str, Any]] = functools.cache(typing.get_type_hints)
+def _read_types(of: type) -> dict[str, Any]:
+    """The type of every key of a settings class, including the keys of its groups."""
+    hints = typing.get_type_hints(of)
+    found: dict[str, Any] = {}
+    for each in dataclasses.fields(of):
+        found |= _types(each.metadata["group"]) if "group" in each.metadata else {each.name: hints[each.name]}
+    return found
+
+
+_types: Callable[[Any], dict[str, Any]] = functools.cache(_read_types)
 """Compiling the annotations of a class takes longer than reading a whole job file."""
-
-
-def _fields(of: type) -> list[dataclasses.Field[Any]]:
-    """The fields that a settings class declares itself, then the inherited ones."""
-    return sorted(dataclasses.fields(of), key=lambda each: each.name not in of.__annotations__)
 
 
 def build(settings: type[Settable], values: Mapping[str, Any], prefix: str = "") -> Settable:
@@ -282,7 +297,10 @@ def build(settings: type[Settable], values: Mapping[str, Any], prefix: str = "")
         if name not in hints:
             raise unknown("key", prefix + str(name), [prefix + each for each in hints])
     values, made = {**defaults(settings), **values}, {}
-    for each in _fields(settings):
+    for each in dataclasses.fields(settings):  # type: ignore[arg-type]
+        if (of_group := each.metadata.get("group")) is not None:
+            made[each.name] = build(of_group, {name: values[name] for name in values.keys() & _types(of_group)}, prefix)
+            continue
         name, bounds, hint = prefix + each.name, each.metadata["bounds"], hints[each.name]
         if each.name not in values:
             raise InputError(f"{name} is missing: {expected(hint)}.")
@@ -367,7 +385,7 @@ def expected(hint: Any, bounds: Bounds = ANY) -> str:
     if origin is dict:
         return f"{{name: {expected(choices[1])}, …}}"
     if dataclasses.is_dataclass(hint):
-        every = _fields(typing.cast(type, hint))
+        every = dataclasses.fields(typing.cast(type, hint))
         needed = [each.name for each in every if each.default is MISSING and each.default_factory is MISSING]
         return "{" + ", ".join(f"{name}: …" for name in needed or [each.name for each in every]) + "}"
     return _PLAIN.get(hint, "a value")

@@ -34,7 +34,7 @@ from synergy_exec.controller.jobs import ExecutedJob
 from synergy_exec.controller.journal import JobRow
 from synergy_exec.controller.learning import Learning
 from synergy_exec.messages import Report
-from synergy_exec.settings import Settings
+from synergy_exec.settings import ProfileSettings
 from synergy_sim.drivers import Rounds
 from synergy_sim.execution import ExecutionModel, SimulatedJob
 from synergy_sim.jobs import DataParallelJob, ProfiledJob, SimulatedTraining
@@ -421,7 +421,7 @@ def replayed(recording: Recording, scene: Scene, policy: Policy, *, states: bool
 
     states: whether what the policy sees must be the same too.
     """
-    learning = Learning(scene.truth.profile, scene.cluster, Settings(profile=None))
+    learning = Learning(scene.truth.profile, scene.cluster, ProfileSettings(profile=None))
     decider = Decider(policy, scene.cluster, learning, scene.execution.round_s)
     share_fits(decider.scheduler, recording.fits)
     driver = Driver(decider, scene.exact)

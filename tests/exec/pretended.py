@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -21,10 +22,10 @@ from synergy_exec.controller.controller import resume
 from synergy_exec.controller.execution import Execution
 from synergy_exec.controller.journal import Journal
 from synergy_exec.job_file import JobFile
-from synergy_exec.messages import Ended, Launch, Message, Outcome
+from synergy_exec.messages import Ended, Launch, Message, NodeSlots, Outcome, Reporting
 from synergy_exec.plans import Candidates, batches_of, plans, write_candidates
 from synergy_exec.run import executed
-from synergy_exec.settings import Settings
+from synergy_exec.settings import RunSettings, Settings
 from synergy_exec.wire import decode, encode
 from synergy_runs.outputs.facts import Kind, Run
 
@@ -53,12 +54,16 @@ OF_FILE = ("job_class", "arguments", "initial_batch", "work", "weights", "tensor
 
 
 def launch_of(**more: Any) -> Launch:
-    """One rank of a job of which nothing else matters. more: fields of `Launch`, and `OF_FILE` of its job file."""
+    """One rank of a job. more: fields of `Launch` and its parts, and `OF_FILE` of its job file."""
     file = {"name": "b", "job_class": "a:B", "initial_batch": 1, "max_batch": 1, "work": 1.0}
     file |= {name: more.pop(name) for name in OF_FILE if name in more}
     values = {"run": 0, "job": 0, "file": JobFile(**file), "plan": Plan()}
-    values |= {"slots": [0], "first_rank": 0, "world": 1, "store_host": "", "store_port": 0, "folder": "/tmp"}
-    return Launch(**values | more)
+    parts: dict[str, Any] = {}
+    for part, kind in {"settings": RunSettings, "node": NodeSlots, "reporting": Reporting}.items():
+        usual = {"slots": [0], "world": 1} if kind is NodeSlots else {}
+        own = {each.name: more.pop(each.name) for each in dataclasses.fields(kind) if each.name in more}
+        parts[part] = kind(**usual | own)
+    return Launch(**values | {"folder": "/tmp"} | parts | more)
 
 
 @dataclass
@@ -91,11 +96,14 @@ class FakeAgent:
             case said.Reserve():
                 return [said.Reserved(run=message.run, host="127.0.0.1", port=20_000 + message.run)]
             case Launch():
-                held = {slot for run in self.runs.values() for slot in run.launch.slots}
-                assert not held & set(message.slots), "launched on slots that are held"
-                assert max(message.slots) < self.slots
-                if self.refusal and message.plans_on and message.first_rank == 0:
-                    there = {size: plans(size, batches_of(message.file), self.refusal) for size in message.plans_on}
+                held = {slot for run in self.runs.values() for slot in run.launch.node.slots}
+                assert not held & set(message.node.slots), "launched on slots that are held"
+                assert max(message.node.slots) < self.slots
+                asked = message.reporting.plans_on
+                if self.refusal and asked and message.node.first_rank == 0:
+                    there = {
+                        size: plans(size, batches_of(message.file), self.refusal) for size in message.reporting.plans_on
+                    }
                     write_candidates(Path(message.folder), Candidates(there))
                 self.launched.append(message.job)
                 self.runs[message.run] = FakeRun(message, now_s, self.checkpoints.get(message.job, 0.0))
@@ -137,19 +145,24 @@ class FakeAgent:
         """What it says by itself, half a second or more after it was last asked."""
         told: list[Message] = []
         for number, run in list(self.runs.items()):
-            launch, plan, first = run.launch, run.launch.plan, run.launch.first_rank == 0
+            launch, plan, first = run.launch, run.launch.plan, run.launch.node.first_rank == 0
             if first and not run.is_told:
                 run.is_told = True
                 told.append(
                     said.Started(run=number, step=int(run.done), samples=0, work=run.done, **self.started(launch))
                 )
-            speed = launch.world / STEP_S
+            speed = launch.node.world / STEP_S
             run.done = min(launch.file.work, run.done + max(1.0, (now_s - run.stepped_s) * speed))
             run.stepped_s = now_s
             if first:
                 progress = {"step": int(run.done), "samples": int(run.done) * plan.global_batch, "work": run.done}
                 cut = {"micro_batch": plan.micro_batch, "accumulation": plan.accumulation, "steps": 10}
-                seen = {"loss": 1.0 / (1.0 + run.done), "grad_sqr": 1.0, "grad_var": 4.0, "memory_bytes": 10_000_000}
+                seen = {
+                    "loss": 1.0 / (1.0 + run.done),
+                    "grad_sqr": 1.0,
+                    "grad_var": 4.0,
+                    "memory": said.MemoryUse(used_bytes=10_000_000),
+                }
                 told.append(said.Report(run=number, **progress, **cut, **seen, **self.measured(launch)))
             if run.done >= launch.file.work:
                 told.append(self.end(number, "done"))

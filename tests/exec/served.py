@@ -32,9 +32,10 @@ from synergy_exec.controller.controller import Arrival, Controller
 from synergy_exec.messages import Hello, Message, Shutdown
 from synergy_exec.settings import Settings
 from synergy_exec.wire import decode, encode
+from synergy_runs.inputs.keys import build, defaults
 
 POLL_S = 0.05
-FAST = Settings(round_s=0.1, nodes_s=20.0, leave_s=5.0)
+FAST = {"round_s": 0.1, "nodes_s": 20.0, "leave_s": 5.0}
 # Agents
 
 
@@ -110,7 +111,8 @@ def controller_of(
     **more: Any,
 ) -> Controller:
     """more: settings."""
-    settings, known = dataclasses.replace(FAST, **more), TestbedProfile() if profile is None else profile
+    given = {name: dataclasses.asdict(each) if dataclasses.is_dataclass(each) else each for name, each in more.items()}
+    settings, known = build(Settings, FAST | given), TestbedProfile() if profile is None else profile
     return Controller(get_policy(policy), arrivals, backend or TaskBackend(*slots), settings, folder, known)
 
 
@@ -163,8 +165,6 @@ def arriving(*works: float) -> tuple[Arrival, ...]:
 def settings_values(trace: Path | None, results: Path, policies: list[str], **more: object) -> dict[str, object]:
     from omegaconf import OmegaConf
 
-    from synergy_runs.inputs.keys import defaults
-
     conf = Path(__file__).resolve().parents[2] / "conf"
     values = defaults(Settings)
     if trace is not None:
@@ -186,7 +186,6 @@ def trace_of(folder: Path, jobs: int, iterations: int) -> Path:
 def executed(trace: Path, results: Path, policies: list[str], make_backend: Any = None, **more: Any) -> list[Path]:
     """As `python -m synergy_exec` does, with two pretended agents or what is made; the folders of results."""
     from synergy_exec.run import execute_all
-    from synergy_runs.inputs.keys import build
 
     values = settings_values(trace, results, policies, **more)
     make = make_backend or (lambda: TaskBackend(1, 1))

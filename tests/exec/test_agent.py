@@ -78,16 +78,16 @@ def test_retune_changes_the_batch_of_all_ranks_at_one_step(controller):
 def test_compressed_run_reports_its_bytes_is_retuned_and_goes_on_elsewhere(controller):
     plan = Plan(data=2, micro_batch=8, compressor="powersgd-4")
     first = controller.launch("", {"width": 64}, world=2, plan=plan, initial_batch=16, **MLP)
-    seen = controller.of_run(first, Report, lambda each: each.layers)
-    assert seen.codec_s > 0
-    squared, left_out = seen.layers["layers.0.up.weight"]
+    seen = controller.of_run(first, Report, lambda each: each.exchange.layers)
+    assert seen.exchange.codec_s > 0
+    squared, left_out = seen.exchange.layers["layers.0.up.weight"]
     assert 0 < left_out < squared
     controller.say(Retune(run=first.run, micro_batch=4, accumulation=2, compressor="q4"))
     retuned = controller.of_run(first, Report, lambda each: each.accumulation == 2)
-    assert 0 < retuned.sent_bytes != seen.sent_bytes
+    assert 0 < retuned.exchange.sent_bytes != seen.exchange.sent_bytes
     controller.say(Retune(run=first.run, micro_batch=8, accumulation=1, compressor="powersgd-4"))
     again = controller.of_run(first, Report, lambda each: each.step > retuned.step and each.accumulation == 1)
-    assert again.sent_bytes == seen.sent_bytes
+    assert again.exchange.sent_bytes == seen.exchange.sent_bytes
     controller.reached(first, again.step + 30)
     assert controller.of(first, Report)[-1].grad_var > 0
     controller.stop(first)

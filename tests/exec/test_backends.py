@@ -478,7 +478,7 @@ def test_agents_on_ray_nodes_train_together_are_noticed_when_lost_and_come_back(
         def launched(work):
             """A data-parallel run with one rank on each node."""
             launch = controller.launch("Plain", world=2, slots=[0], work=work)
-            controller.say(replace(launch, first_rank=1), 1)
+            controller.say(replace(launch, node=replace(launch.node, first_rank=1)), 1)
             return launch
 
         try:

@@ -2,7 +2,6 @@
 
 import configparser
 import contextlib
-import dataclasses
 import json
 import os
 import re
@@ -24,6 +23,7 @@ from synergy_core.cli import INTERRUPTED
 from synergy_core.errors import InputError
 from synergy_core.performance.planner.plan import Plan
 from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
+from synergy_core.scheduling.policies import get_policy
 from synergy_exec import __main__ as program
 from synergy_exec.commands._asking import client_for
 from synergy_exec.commands.resume import changed
@@ -32,7 +32,7 @@ from synergy_exec.controller.journal import Journal
 from synergy_exec.job_file import job_of, read_job_file
 from synergy_exec.job_folder import kept_code
 from synergy_exec.run import SOME_FAILED, write_recorded
-from synergy_exec.settings import CHANGEABLE, EXECUTOR, Settings
+from synergy_exec.settings import CHANGEABLE, EXECUTOR, AgentSettings, Settings
 from synergy_exec.training.loading import load_job
 from synergy_exec.training.trainer import Trainer
 from synergy_exec.worker.processes import began
@@ -67,7 +67,7 @@ def test_what_is_out_of_bounds_is_said(name, value):
 
 
 def test_typed_keys_take_the_place_of_those_before_but_what_the_run_is_stays():
-    assert set(CHANGEABLE) < {each.name for each in dataclasses.fields(Settings)}
+    assert set(CHANGEABLE) < set(KEYS)
     before = {"host": "127.0.0.1", "seed": 3, "backend": {"name": "local", "options": {"slots": 2, "nodes": 1}}}
     given = ["host=10.0.0.2", "backend.options.slots=4", "memory_gb_per_slot=null"]
     now = {"host": "10.0.0.2", "backend": {"name": "local", "options": {"slots": 4, "nodes": 1}}}
@@ -86,9 +86,9 @@ def test_the_systemd_unit_types_what_the_program_takes_and_stops_it_the_way_that
     given = {key: yaml.safe_load(text) for key, text in (each.split("=", 1) for each in arguments)}
     settings = build(Settings, {**defaults(Settings), **given})
     assert settings.serve
-    assert settings.port, "a free port would be another one after each start"
+    assert settings.agents.port, "a free port would be another one after each start"
     assert (found["KillSignal"], found["KillMode"], found["Restart"]) == ("SIGINT", "mixed", "on-failure")
-    assert int(found["TimeoutStopSec"]) > 2 * Settings().leave_s
+    assert int(found["TimeoutStopSec"]) > 2 * AgentSettings().leave_s
     assert found["SuccessExitStatus"] == str(INTERRUPTED)
 
 
@@ -220,7 +220,8 @@ def test_a_file_that_the_controller_cannot_read_is_refused_and_no_job_made(tmp_p
 )
 def test_trace_that_cannot_be_trained(tmp_path, line, says):
     (tmp_path / "t.csv").write_text(f"submit_s,model,iterations,job,gpus\n{line}\n")
-    refuses(says, arrivals_of, build(Settings, settings_values(tmp_path / "t.csv", tmp_path, ["fifo"])))
+    settings = build(Settings, settings_values(tmp_path / "t.csv", tmp_path, ["fifo"]))
+    refuses(says, arrivals_of, settings.trace, [get_policy("fifo")])
 
 
 def summary_of(folder):

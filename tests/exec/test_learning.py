@@ -16,13 +16,14 @@ from synergy_core.scheduling.jobs.exchange import exchange_of
 from synergy_core.scheduling.jobs.testbed_profiles import NoiseFrom, ProfiledCosts, ProfiledModel, TestbedProfile
 from synergy_core.scheduling.policies import get_policy
 from synergy_exec.controller.jobs import ModelExchange
-from synergy_exec.messages import Hello
+from synergy_exec.messages import ExchangeCost, Hello
 from synergy_exec.nodes.agents import cluster_of
 from synergy_exec.profiling.machine import keep_profile, known_profile
 from synergy_exec.run import run
 from synergy_exec.settings import Settings
 from synergy_exec.training.compression.layers import CompressorByLayer, GradientLayer
 from synergy_runs.inputs.from_settings import read_profile
+from synergy_runs.inputs.keys import build
 
 EXCHANGE_S = 0.3
 MODEL = {"max_batch": 64, "slots": 2}
@@ -54,7 +55,7 @@ class TimedAgent(FakeAgent):
 
 
 def trying(folder, *, fraction=1.0, profile=None):
-    settings = Settings(results_dir=folder, explore_fraction=fraction, restart_s=2.0)
+    settings = build(Settings, {"results_dir": folder, "explore_fraction": fraction, "restart_s": 2.0})
     known = TestbedProfile({}, "these cores") if profile is None else profile
     return staged(folder, "synergy", (2,), settings=settings, profile=known, agent=TimedAgent)
 
@@ -152,7 +153,10 @@ class ComputingAgent(FakeAgent):
     codec_s = 2e-3
 
     def started(self, launch):
-        told = {"layers": LAYERS if launch.say_layers else [], "codecs": SPEEDS if launch.time_codecs else {}}
+        told = {
+            "layers": LAYERS if launch.reporting.layers else [],
+            "codecs": SPEEDS if launch.reporting.codecs else {},
+        }
         return super().started(launch) | told
 
     def measured(self, launch):
@@ -163,8 +167,9 @@ class ComputingAgent(FakeAgent):
         sent, plain = sent_bytes(plan.compressor, plan.data), sent_bytes("none", plan.data)
         codec_s = 0.0 if CompressorByLayer.named(plan.compressor).is_plain else self.codec_s
         sync_s = SYNC_S * sent / plain + codec_s
-        told = {"sent_bytes": sent, "codec_s": codec_s, "layers": {"up.weight": [1.0, 0.1]} if codec_s else {}}
-        return {"step_s": compute_s + sync_s, "sync_s": sync_s, "compressor": plan.compressor, **told}
+        layers = {"up.weight": [1.0, 0.1]} if codec_s else {}
+        cost = ExchangeCost(sent_bytes=sent, codec_s=codec_s, layers=layers)
+        return {"step_s": compute_s + sync_s, "sync_s": sync_s, "compressor": plan.compressor, "exchange": cost}
 
 
 def sent_bytes(compressor, replicas):
@@ -174,7 +179,7 @@ def sent_bytes(compressor, replicas):
 
 
 def compressing(folder, compression="coadaptive"):
-    settings = Settings(retries=2, compression=compression)
+    settings = build(Settings, {"retries": 2, "compression": compression})
     return staged(folder, "synergy", (2,), settings=settings, agent=ComputingAgent)
 
 
@@ -222,7 +227,7 @@ def test_a_job_compresses_when_its_layers_are_known_and_gives_it_up_when_encodin
     again = stage.resumed()
     again.advance(2.0)
     launch = again.launch()
-    assert (launch.say_layers, launch.time_codecs, launch.plan.compressor == "none") == (False, False, False)
+    assert (launch.reporting.layers, launch.reporting.codecs, launch.plan.compressor == "none") == (False, False, False)
     again.agents[0].codec_s = 0.2
     advance(again, 60)
     assert again.execution.decider.plans[0].compressor == again.launch().plan.compressor == "none"
@@ -236,8 +241,8 @@ def test_without_compression_workers_are_asked_nothing(tmp_path):
     stage = compressing(tmp_path, "none")
     stage.submit(1e6)
     assert advance(stage, 10) == {"none"}
-    assert not stage.launch().say_layers
-    assert not stage.launch().time_codecs
+    assert not stage.launch().reporting.layers
+    assert not stage.launch().reporting.codecs
     assert stage.facts_hold().training.with_compression() is None
 
 

@@ -29,10 +29,11 @@ from synergy_exec.profiling.profile import QUICK, Effort, Made, add_to_profile, 
 from synergy_exec.profiling.selection import Selection
 from synergy_exec.settings import Settings
 from synergy_runs.inputs.from_settings import read_profile, write_profile
+from synergy_runs.inputs.keys import build
 
 HERE = "this machine"
 TINY = Effort(seconds=0.1, noise_s=0.0)
-LONG = Settings(profile_s=600.0)
+LONG = build(Settings, {"profile_s": 600.0})
 
 
 def quiet(words):
@@ -205,7 +206,7 @@ def test_time_that_is_up_ends_measuring_and_what_there_was_none_for_is_predicted
     monkeypatch.setattr(Forgetful, "stuck", True)
     path, said = tmp_path / "profile.json", list[str]()
     files = [file_of(name, 4, 8) for name in ("first", "second")]
-    made = add_to_profile(path, files, TaskBackend(2), HERE, TINY, said.append, Settings(profile_s=24.0))
+    made = add_to_profile(path, files, TaskBackend(2), HERE, TINY, said.append, build(Settings, {"profile_s": 24.0}))
     assert [each.name for each in made.models] == ["first", "second"]
     for model in read_profile(path).models.values():
         known = {(row.plan.gpus, row.plan.global_batch, row.predicted) for row in model.rows}
@@ -250,7 +251,7 @@ def test_plan_is_measured_again_where_its_agent_was_lost_meanwhile(tmp_path, lau
 
     monkeypatch.setattr(served, "FakeAgent", Leaving)
     path, file = tmp_path / "profile.json", file_of("small", 4, 4)
-    made = add_to_profile(path, [file], TaskBackend(2), HERE, TINY, quiet, Settings(profile_s=60.0))
+    made = add_to_profile(path, [file], TaskBackend(2), HERE, TINY, quiet, build(Settings, {"profile_s": 60.0}))
     assert made.remarks == []
     assert len(left) == 1
     assert {(row.plan.gpus, row.plan.pipeline) for row in made.models[0].rows} == {(1, 1), (2, 1), (2, 2)}
@@ -270,7 +271,8 @@ def test_command_measures_as_a_run_would(tmp_path, launches, monkeypatch, capfd)
     out = tmp_path / "profile.json"
     command.main([str(job), "--seconds", "0.1", "--out", str(out), "backend.options.nodes=2", *of_run])
     assert [url.rpartition(":")[0] for url in urls] == ["http://127.0.0.2"] * 2
-    given = {(each.interface, each.precision, each.memory_gb_per_slot, each.start_s) for each in launches}
+    settings = [each.settings for each in launches]
+    given = {(each.interface, each.precision, each.memory_gb_per_slot, each.start_s) for each in settings}
     assert given == {("lo", "fp32", 3.0, 77.0)}
     model = read_profile(out)["small"]
     assert {(row.nodes, row.plan.gpus) for row in model.rows} == {(1, 1), (2, 2)}

@@ -48,7 +48,7 @@ def test_where_both_agree_nothing_is_said_and_jobs_go_on_from_what_they_saved(tm
     stage = stage_of(execution)
     stage.advance(1.0)
     launches = [run.launch for run in stage.agents[0].runs.values()]
-    assert [(each.job_uuid, each.saved_step, each.keep_checkpoints) for each in launches] == [
+    assert [(each.job_uuid, each.saved_step, each.settings.keep_checkpoints) for each in launches] == [
         (uuid, 5, 2) for uuid in uuids
     ]
 

@@ -22,7 +22,7 @@ from synergy_core.performance.planner.plan import Plan
 from synergy_core.scheduling.jobs.cluster import Share
 from synergy_exec.agent.cores import Cores, divide
 from synergy_exec.backends import local
-from synergy_exec.messages import Launch, Reshare
+from synergy_exec.messages import Launch, MemoryUse, Reshare
 from synergy_exec.run import recorded
 from synergy_exec.wire import decode, encode
 from synergy_exec.worker import rank, resources
@@ -318,8 +318,5 @@ def test_memory_of_a_gpu_is_reported_with_what_no_tensor_can_have(monkeypatch):
     gpu = {"is_initialized": True, "mem_get_info": (70, 100), "memory_reserved": 25, "max_memory_reserved": 28}
     for name, value in (gpu | {"max_memory_allocated": 20}).items():
         monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
-    found = resources.report(bare_bytes=7)
-    assert found["memory_bytes"] == 20
-    assert found["reserved_bytes"] == 28
-    assert found["outside_bytes"] == 100 - 70 - 25
-    assert found["memory_limit_bytes"] == 95
+    found = resources.memory_use(bare_bytes=7)
+    assert found == MemoryUse(used_bytes=20, reserved_bytes=28, outside_bytes=100 - 70 - 25, limit_bytes=95)

@@ -7,7 +7,7 @@ import statistics
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from synergy_core.performance.goodput.compression._compressor import Compressor,
 from synergy_core.performance.goodput.compression.powersgd import PowerSgd
 from synergy_core.performance.goodput.efficiency import GradientErrors, Offer
 from synergy_core.performance.planner.plan import Plan
+from synergy_exec.messages import ExchangeCost
 from synergy_exec.training.compression.layers import PLAIN, CompressorByLayer, GradientLayer, GradientPiece, HeldBack
 from synergy_exec.training.compression.schemes import send
 from synergy_exec.training.compression.wire import Clock, LoneWire, Sketch, Watch, Wire
@@ -228,14 +229,14 @@ class Exchanges:
             self._codec_s.append(exchanged.codec_s)
             self._layers = exchanged.layers or self._layers
 
-    def take(self) -> dict[str, Any]:
-        """Fields of a `Report`: bytes of the last step, median seconds of recent steps, layers since the last call."""
+    def take(self) -> ExchangeCost:
+        """The cost of recent steps for a report, and the errors of layers since the last call."""
         layers, self._layers = self._layers, {}
-        return {
-            "sent_bytes": self._sent_bytes,
-            "codec_s": statistics.median(self._codec_s) if self._codec_s else 0.0,
-            "layers": {name: list(squares) for name, squares in layers.items()},
-        }
+        return ExchangeCost(
+            sent_bytes=self._sent_bytes,
+            codec_s=statistics.median(self._codec_s) if self._codec_s else 0.0,
+            layers={name: list(squares) for name, squares in layers.items()},
+        )
 
 
 def sparse_layer(model: nn.Module) -> str:
