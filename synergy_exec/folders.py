@@ -92,9 +92,9 @@ def claim(into: Path, settings: Mapping[str, dict[str, Any]], held: contextlib.E
 
 
 def meta_of(work: Path) -> dict[str, Any]:
-    """The `meta` of the journal in a work folder; a damaged journal is first replaced by its backup.
+    """Reads the settings and facts of a run (`Journal.meta`) from the journal in its work folder.
 
-    An older journal's `bfloat16` becomes `precision`.
+    A damaged journal is first replaced by its backup. The key `bfloat16` of older journals is read as `precision`.
     """
     try:
         meta = _meta(work)

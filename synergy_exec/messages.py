@@ -163,7 +163,7 @@ class Stop(OfRun):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kill(OfRun):
-    """Stop at once without saving. The answer is `Ended` with outcome lost."""
+    """Tells the agent to kill a run at once, without saving. It answers with `Ended`, outcome `lost`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,5 +14,5 @@ def plain(text: str, most: int | None = None) -> str:
 
 
 def plain_lines(text: str) -> str:
-    """Applies `plain` to each line of the text."""
+    """The text with unprintable characters escaped as by `plain`, but with its line breaks kept."""
     return "\n".join(map(plain, text.split("\n")))

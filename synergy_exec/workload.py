@@ -25,7 +25,7 @@ _END_STATE = {"done": "completed", "cancelled": "killed", "failed": "failed"}
 
 
 def models() -> dict[str, Path]:
-    """The models that a trace may name, each with a job file that lacks only the work."""
+    """Reads the job files of the models that a trace may name. They state everything but the amount of work."""
     return {path.stem: path for path in sorted((conf_folder() / "jobs").glob("*.yaml"))}
 
 

@@ -501,7 +501,7 @@ def _unsharded(answer: PlanAnswer) -> Iterator[str]:
 
 
 def counted(gpus: int) -> str:
-    """A number of GPUs in words."""
+    """Formats a number of GPUs, such as `1 GPU` or `8 GPUs`."""
     return f"{gpus} GPU{'' if gpus == 1 else 's'}"
 
 

@@ -78,9 +78,10 @@ class Aside:
 
 
 def remedy(seen: Seen, plan: Plan, ended: Ended) -> str:
-    """Changes the job's settings so that it does not fail in this way again. Returns the change in a sentence, or "".
+    """Changes a failed job's limits so that it does not fail in the same way again.
 
-    plan: the plan it trained with.
+    Returns a sentence that describes the change, or "" if there is none. seen: changed in place. plan: the plan with
+    which it failed.
     """
     if ended.out_of_memory and plan.micro_batch > 1:
         seen.spared_micro_batch = plan.micro_batch // 2

@@ -40,7 +40,7 @@ from synergy_exec.settings import AUTO, ProfileSettings
 
 
 class Learning:
-    """The growing profile of one cluster. It grows only with `profile=auto`."""
+    """Extends the profile of one cluster by what its running jobs report. It grows only with `profile=auto`."""
 
     def __init__(
         self, profile: TestbedProfile, cluster: Cluster, settings: ProfileSettings, *, keep_in: Path | None = None

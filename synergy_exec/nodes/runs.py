@@ -111,7 +111,7 @@ class Runs:
         self._launch_waiting()
 
     def stop(self, number: int) -> None:
-        """Makes a run save and stop. A run without workers yet is dropped."""
+        """Tells a run to save its state and stop. A run whose workers have not been started is cancelled instead."""
         run = self._goes_on(number)
         if run is None:
             return

@@ -162,7 +162,10 @@ def warmed_up(work: float, warm_up: float) -> float:
 
 
 def cosine(work: float, total: float, *, warm_up: float = 0.0, least: float = 0.0) -> float:
-    """A warm-up, then half a cosine from 1 to `least` at `total` iterations (Loshchilov and Hutter 2017, SGDR)."""
+    """Cosine schedule: rises to 1 during the warm-up, then falls along half a cosine to `least` at `total` iterations.
+
+    Loshchilov and Hutter (SGDR, ICLR 2017).
+    """
     if work < warm_up:
         return warmed_up(work, warm_up)
     part = min(1.0, (work - warm_up) / max(total - warm_up, 1.0))

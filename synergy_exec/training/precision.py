@@ -22,7 +22,7 @@ LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def chosen(precision: str, device: torch.device) -> str:
-    """The format that `precision` means on this device. `auto` is bf16 on GPUs that compute in it, else fp32.
+    """Resolves the setting `precision` on this device: `auto` is bf16 on GPUs that compute in bf16, else fp32.
 
     Raises InputError for bf16 on a GPU that only emulates it.
     """

@@ -109,10 +109,10 @@ def opened(path: Path) -> TextIO:
 
 
 class StepsFile:
-    """Appends lines to steps.csv. A step that is trained twice has two lines; readers use the later run's.
+    """Writes a line to steps.csv, and values to TensorBoard's event files, for each training step.
 
-    events_from: None without TensorBoard's event files, else the first step of this run, which hides it and later ones
-    of earlier runs.
+    A step that is trained again after a restart has a line of each run; readers use that of the later run. events_from:
+    first step of this run, from which on TensorBoard hides values of earlier runs; None: no event files are written.
     """
 
     def __init__(self, path: Path, run: int, events_from: int | None = None) -> None:

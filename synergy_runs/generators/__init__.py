@@ -273,13 +273,12 @@ def generate(
 def generate_whole(
     name: str, window: tuple[float, float], seed: np.random.SeedSequence | int = 0
 ) -> tuple[TraceRows, str]:
-    """Draws a log of all days of the real log; returns it and its first day.
+    """Draws a synthetic log of all days that the real log has. Returns the log and its first day.
 
-    All dated windows with the same seed are cut from this log. So two windows have the same jobs on the days they
-    share, and windows without a common day have no common job.
+    All windows with dates are cut from this log, so with one seed they agree on the days that they share.
 
-    window, which is only checked: (start, end) in seconds since 1970, with an infinite end if it is open. Raises
-    InputError if part of the window lies outside the real log, or if the statistics do not give that log's dates.
+    window: only checked: (start, end) in seconds since 1970, with an infinite end if it is open. Raises InputError if
+    part of it lies outside the real log, or if the statistics do not state that log's dates.
     """
     known = statistics(name)
     if known.arrivals.log_dates is None:

@@ -59,11 +59,11 @@ STREAMS = ("generator", "sample", "estimates", "disturbance", "models", "history
 
 
 def cut(workload: Workload) -> Workload:
-    """Reduces jobs that were running at the window's start ("carried" jobs) to their remaining work.
+    """Replaces jobs that were already running when the window starts ("carried" jobs) by their remaining work.
 
-    Carried jobs occupy GPUs, because a window that starts on an empty cluster is too easy in its first days; metrics of
-    jobs exclude them. A job submitted before the window is assumed to run from its logged start (else its submission)
-    for its duration; its duration and estimate are reduced to the remaining part. Jobs that had ended are dropped. Call
+    Carried jobs are kept so that the cluster is not empty when the window starts; metrics of jobs exclude them. A job
+    submitted before the window is assumed to run from its logged start (else its submission) for its duration; its
+    duration and estimate are reduced to the remaining part. Jobs that had ended are dropped. Call
     `workload.scaled` before this function, because denser arrivals carry more jobs into the window.
     """
     before = workload.carried
@@ -169,7 +169,7 @@ def cluster_of(wanted: ClusterSettings, trace: TraceSettings, workload: Workload
 
 
 def about_quotas(workload: Workload, cluster: Cluster) -> list[str]:
-    """A line that names the tenants that have a quota but no job; no line if there are none."""
+    """Returns a line that names the tenants with a quota but without jobs; no line if there are none."""
     idle = [
         f"{name} ({gpus})" for name, gpus in cluster.virtual_clusters.items() if name not in workload.virtual_clusters
     ]

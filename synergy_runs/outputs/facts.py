@@ -94,7 +94,7 @@ class Decisions:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """One row for each change of a job's CPUs and memory. The job keeps them until its next row, stop or finish.
+    """The log of CPUs and memory given to jobs: one row per change, in force until the job's next row, stop or finish.
 
     cpus, memory_bytes: totals of the whole job."""
 

@@ -413,7 +413,7 @@ class TableLayout:
 
     @property
     def policy(self) -> int:
-        """The number of the column with the policies' names."""
+        """Index of the column that holds the policies' names."""
         return [column.is_words for column in self.columns].index(True)
 
     @property

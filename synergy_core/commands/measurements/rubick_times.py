@@ -62,9 +62,10 @@ def read(table: Table, *, model: str | None = None, gpu_type: str | None = None)
 
 @cache
 def machine_of(shape: tuple[int, ...]) -> Machine:
-    """Nodes with as many GPUs as the placement uses per node on average.
+    """The machine that stands for a placement in predictions. shape: number of GPUs in use on each node.
 
-    A ring is as fast as its slowest node: the one with the fewest GPUs in use, because GPUs reach only their own cards.
+    Its nodes have as many GPUs as the placement uses per node on average. A GPU can use only the network cards next to
+    it, so the node with the fewest GPUs in use is the slowest, and its bandwidth is that of every node.
     """
     gpus, used = sum(shape), max(round(sum(shape) / len(shape)), 1)
     per_node = gpus / ceil(gpus / used)

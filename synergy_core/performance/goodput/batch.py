@@ -207,7 +207,7 @@ def best_batch_one(
     sync_s: float | None = None,
     errors: GradientErrors | None = None,
 ) -> OneBatch:
-    """`best_batch` for one job on one shape, faster: a simulated job calls it every epoch. theta: (7,)."""
+    """As `best_batch`, for one job on one shape; faster, because simulated jobs call it every epoch. theta: (7,)."""
     alpha, beta, alpha_n, beta_n, alpha_r, beta_r, gamma = theta.tolist()
     if sync_s is None:  # the formula of `sync_time`, in a tenth of its time
         constant, slope = (alpha_n, beta_n) if nodes > 1 else (alpha_r, beta_r) if gpus > 1 else (TINY, TINY)

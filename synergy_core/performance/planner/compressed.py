@@ -129,9 +129,10 @@ class ShardOffer:
         return max(each.state_bytes for each in self.offers)
 
     def terms(self, replicas: int, gradient_bytes: float, gpu: GpuRates, *, expert: bool) -> ExchangeTerms:
-        """How this offer changes the exchange of dense gradients, or of expert gradients, among the replicas. Cached.
+        """How the compressor changes the time and size of the gradient exchange among replicas. Results are cached.
 
-        gradient_bytes: bytes per uncompressed gradient. A layer that the compressor would enlarge is sent uncompressed.
+        gradient_bytes: bytes per uncompressed gradient. expert: whether experts' gradients or all others are exchanged.
+        A layer that the compressor would enlarge is sent uncompressed.
         """
         key = replicas, expert, gradient_bytes, gpu.memory_bandwidth_bytes_per_s, gpu.fp32_flops_per_s
         if key in self._known:

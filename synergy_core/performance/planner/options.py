@@ -53,10 +53,11 @@ class Stated:
         return Stated(settings, self.software or other.software, {**self.changed, **other.changed}, assumed, phrases)
 
     def completed(self, typed: Mapping[str, Any], gpus: int, replacing: Collection[str] = ()) -> dict[str, Any]:
-        """The settings of `plan` that the file and the user give together.
+        """Merges the settings of a file with those that the user typed for the command `plan`.
 
-        typed: settings that the user typed; None: not typed. replacing: those that may replace the file's. Raises
-        InputError if both give one differently, and if nobody gives the micro-batch.
+        typed: by name; None: not typed. replacing: names of typed settings that may replace the file's. Raises
+        InputError if the file and the user contradict each other in another setting, and if neither states the
+        micro-batch.
         """
         settings = {key: value for key, value in self.settings.items() if key not in replacing}
         for key, value in settings.items():

@@ -64,7 +64,7 @@ class PlanTable:
         return replace(self, plans=self.plans.take(rows), parts=rows_at(self.parts, rows), **columns)
 
     def best(self) -> PlanTable:
-        """The fastest plan of each count that has one."""
+        """The fastest plan for each number of GPUs; numbers for which no plan was found have no row."""
         return self.take(self.rank == 0)
 
     def efficient(self) -> PlanTable:

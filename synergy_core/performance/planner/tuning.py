@@ -79,7 +79,9 @@ def tuned(
     shards: int | None = None,
     layers: int = 1,
 ) -> Software:
-    """The stack as a run uses it. None: its default. lora: rank of adapters on all linear layers of the blocks.
+    """Returns the training stack with the settings that a run changes. None: the stack's own setting.
+
+    lora: rank of adapters on all linear layers of the blocks.
 
     quantize: bits of the frozen weights under adapters. offload: some of `OFFLOADS`, separated by commas.
     offload_layers: how many of the model's `layers` offload their activations. recompute_layers: how many recompute,

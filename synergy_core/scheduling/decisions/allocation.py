@@ -102,7 +102,10 @@ class Placer:
         return Changes([(each, each.placement) for each in gone], [(job, placed)], set())
 
     def changes(self, answer: Allocations, jobs: Sequence[Job], state: ClusterState) -> Changes:
-        """Claims and releases GPUs according to the answer to this state of the jobs, and returns the changes."""
+        """Assigns GPUs to jobs as the policy's answer says, and returns which jobs stop, start or move.
+
+        state: the state that the policy answered.
+        """
         if answer.node_gpus is not None:
             chosen = ([(node, int(row[node])) for node in np.flatnonzero(row).tolist()] for row in answer.node_gpus)
             return self._onto(chosen, jobs)

@@ -26,12 +26,13 @@ MAX_CACHED_ROWS = 50_000
 
 
 class Beliefs:
-    """Makes each job's task, keeps models up to date, and computes how fast jobs would train on configurations.
+    """What the scheduler believes about training jobs: predicts their speed on each configuration from their reports.
 
     shared: whether a job's reports count for all jobs of its application. declares: whether declared work is known.
-    learns_input: whether input speeds are fitted to reports; else they come from offline profiles. tells_types: whether
-    each GPU type has a model of its own; else all observations are fitted as if they were of one type. speeds: the
-    planner's step times of jobs with plans. profiled: measured step times of profiled models. Both may be None.
+    learns_input: whether input speeds are fitted to reports; else they were measured beforehand. tells_types: whether
+    a model is fitted for each GPU type; else one is fitted to all observations as if they were of one type. speeds: the
+    planner's step times of jobs with plans. profiled: measured step times of models in a testbed's profile. Both may be
+    None.
     """
 
     def __init__(

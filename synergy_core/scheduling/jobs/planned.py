@@ -27,11 +27,14 @@ HORIZON_S = 300.0
 
 
 class Way(NamedTuple):
-    """The best plan at one batch, with its speed corrected by reports. goodput: initial-batch iterations per second."""
+    """The best parallel plan of a job at one global batch, with its predicted speed corrected by the job's reports."""
 
     goodput: float
+    """Iterations at the initial batch per second."""
     step_s: float
+    """Seconds of a step."""
     plan: Plan
+    """The plan."""
 
 
 class PlannedSpeeds:

@@ -93,7 +93,7 @@ class JobSpec:
 
 
 class Shape(NamedTuple):
-    """A row of `Configurations`, with the name of the GPU type instead of its index."""
+    """GPU type, number of nodes and total number of GPUs of a configuration (a row of `Configurations`)."""
 
     gpu_type: str
     nodes: int

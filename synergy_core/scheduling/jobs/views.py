@@ -395,7 +395,7 @@ class ShareLevels:
 def share_levels(
     cluster: Cluster, tasks: tuple[SynergyTask, ...], rows: Configurations, samples_per_s: Floats
 ) -> ShareLevels:
-    """The levels of share (`SPEED_LEVELS`) of every job in every configuration.
+    """The shares of CPUs and memory with which each job reaches each of `SPEED_LEVELS`, in every configuration.
 
     samples_per_s: (jobs, configurations), the speed of the GPUs without waiting for input; 0 if unknown. If a job's
     pipeline or this speed is unknown, each of the job's levels is the proportional share at full speed.

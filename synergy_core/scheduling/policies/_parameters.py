@@ -14,7 +14,7 @@ from synergy_core.errors import InputError, unknown
 
 
 def unwrapped(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function without parameters that were set with `functools.partial`."""
+    """Returns the function inside any layers of `functools.partial`."""
     while isinstance(function, functools.partial):
         function = function.func
     return function

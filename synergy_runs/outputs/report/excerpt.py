@@ -31,9 +31,10 @@ _STRETCHES = 400
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """GPUs that jobs held on one node: a row per start and node, in order of start. reason: why the job was stopped.
+    """Intervals in which jobs held GPUs: one row per start of a job and node, in order of start.
 
-    first_batch, last_batch: global batch with which the job first and last trained there; 0 if it is not known.
+    reason: why the job was stopped. first_batch, last_batch: the job's global batch at the start and at the end of the
+    interval; 0 if unknown.
     """
 
     job_id: NDArray[np.int32]

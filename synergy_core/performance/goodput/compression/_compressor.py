@@ -222,7 +222,7 @@ class Compressor(ABC):
 
     @abstractmethod
     def coded_bytes(self, layers: LayerSizes) -> Ints:
-        """Bytes of one rank's encoded gradient."""
+        """Size of one rank's gradient after encoding, in bytes."""
 
     @abstractmethod
     def _codec_work(self, layers: LayerSizes, n: Floats) -> tuple[ArrayLike, ArrayLike, ArrayLike]:

@@ -80,7 +80,7 @@ RESOURCES = ("usable GPUs", "CPUs", "memory")
 
 @dataclass(slots=True)
 class NodeColumns:
-    """K columns. Each combines a row with a group of nodes on which its GPUs fit."""
+    """The K choices open to jobs: each is a configuration (row) on a group of equal nodes on which its GPUs fit."""
 
     row: Ints
     """(K,) index of the row."""
@@ -143,8 +143,10 @@ class Pooled:
 
 
 def pooled(problem: NodeProblem) -> Pooled:
-    """Makes the problem of pools. Raises InputError if a pinned job has no row of finite utility for its GPUs, or if
-    pinned jobs exceed their tenant's quota.
+    """Relaxes the round's problem: each group of equal nodes becomes one pool of GPUs, CPUs and memory.
+
+    Raises InputError if a pinned job has no row of finite utility for its GPUs, or if pinned jobs exceed their tenant's
+    quota.
     """
     nodes, columns = problem.nodes, _columns(problem)
     pinned = _pinned(problem, columns)
