@@ -14,8 +14,8 @@ import numpy as np
 import simpy
 
 from synergy_core.errors import InputError
-from synergy_core.scheduling.decisions.protocol import Scheduler
 from synergy_core.scheduling.decisions.reasons import Stopped
+from synergy_core.scheduling.decisions.scheduler import Scheduler
 from synergy_core.scheduling.jobs.cluster import Cluster, Share
 from synergy_core.scheduling.jobs.record import NEVER, Decision, Placed, gpus_in
 from synergy_core.units import Floats

@@ -28,7 +28,7 @@ from synergy_core.cli import Parser, run
 from synergy_core.errors import InputError
 from synergy_core.performance.catalog import gpu_type_named
 from synergy_core.scheduling.allocator import Explanation
-from synergy_core.scheduling.decisions.order import after_jump, next_jump_s
+from synergy_core.scheduling.decisions.queue import apply_jumps
 from synergy_core.scheduling.decisions.reasons import (
     Reason,
     Snapshot,
@@ -177,14 +177,16 @@ class Facts:
         for time_s, kind, row in self.story(job_id):
             if time_s > now_s:
                 break
-            self._jump(job, time_s)
+            if isinstance(self.policy, OrderingPolicy):
+                apply_jumps(self.policy, job, job.service.settled_s, time_s)
             if kind == Kind.START:
                 job.started(time_s, self.placed(row))
                 job.carry_on(time_s)
             elif kind == Kind.STOP:
                 job.stopped(time_s)
                 job.break_off(time_s)
-        self._jump(job, now_s)
+        if isinstance(self.policy, OrderingPolicy):
+            apply_jumps(self.policy, job, job.service.settled_s, now_s)
         if job.running and (shares := self._shares) is not None:
             rows = np.flatnonzero((shares.job_id == job_id) & (shares.time_s <= now_s))
             if len(rows):
@@ -197,15 +199,6 @@ class Facts:
         if self.policy.preemptive:
             job.settle(now_s)  # without preemption, reservations need the start of the run in `settled_s`
         return job
-
-    def _jump(self, job: SimulatedJob, until_s: float) -> None:
-        """Applies changes of the job's key up to `until_s` that come with time, not with an event."""
-        at_s = job.service.settled_s
-        while isinstance(self.policy, OrderingPolicy) and (next_s := next_jump_s(self.policy, job, at_s)) is not None:
-            if next_s > until_s:
-                break
-            after_jump(self.policy, job, next_s)
-            at_s = max(next_s, job.service.settled_s)
 
     def submitted(self, job_id: int) -> SimulatedJob:
         """The job as it arrived, with its logged run time and the speeds of GPU types.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from synergy_core.errors import InputError
-from synergy_core.scheduling.decisions.scheduler import stops_jobs
+from synergy_core.scheduling.decisions.ordering import stops_jobs
 from synergy_core.scheduling.decisions.sharing import Needs
 from synergy_core.scheduling.jobs.cluster import Cluster
 from synergy_core.scheduling.jobs.testbed_profiles import TestbedProfile

@@ -11,8 +11,7 @@ from dataclasses import asdict
 
 import numpy as np
 
-from synergy_core.scheduling.decisions.protocol import Scheduler
-from synergy_core.scheduling.decisions.scheduler import scheduler_for
+from synergy_core.scheduling.decisions.scheduler import Scheduler, scheduler_for
 from synergy_core.scheduling.jobs.cluster import Cluster
 from synergy_core.scheduling.jobs.views import Allocations, ClusterState
 from synergy_core.scheduling.policies import Policy, SharingPolicy

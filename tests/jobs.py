@@ -7,6 +7,7 @@ from functools import partial
 
 import numpy as np
 
+from synergy_core.scheduling.decisions.ordering import walks
 from synergy_core.scheduling.decisions.scheduler import scheduler_for
 from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
 from synergy_core.scheduling.policies import get_policy, policy_names
@@ -16,7 +17,7 @@ from synergy_runs.outputs.facts import Kind
 
 RIGID = sorted(name for name in policy_names() if not getattr(get_policy(name), "reads_goodput", False))
 """Policies that run jobs of which only a run time is known."""
-WALKING = partial(scheduler_for, walks=True)
+WALKING = partial(scheduler_for, walker_of=walks)
 """Makes schedulers that walk over all jobs also where lanes would do."""
 NAMES = {Kind.START: "start", Kind.STOP: "stop", Kind.FINISH: "finish"}
 

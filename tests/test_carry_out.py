@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jobs import cluster, workload
 
-from synergy_core.scheduling.decisions.allocation import Placer, Snapshots
+from synergy_core.scheduling.decisions.allocation import Placer
+from synergy_core.scheduling.decisions.snapshots import Snapshots
 from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
 from synergy_core.scheduling.jobs.record import Job, gpus_in
 from synergy_core.scheduling.jobs.views import Allocations, ClusterState
@@ -49,7 +50,8 @@ def test_only_who_must_is_stopped_and_only_moves_of_the_same_shape_are_free(made
     for job, placed in placer.changes(first, jobs, snapshots.of(jobs, 0.0, None)).starts:
         job.started(0.0, placed)
     held = {job.job_id: job.placement for job in jobs}
-    stops, starts, moved = placer.changes(second, jobs, snapshots.of(jobs, 1.0, None))
+    decision = placer.changes(second, jobs, snapshots.of(jobs, 1.0, None))
+    stops, starts, moved = decision.stops, decision.starts, decision.moved
     after = {job.job_id: placed for job, placed in starts}
     used = set()
     for at, placed in {**held, **{job.job_id: () for job, _ in stops}, **after}.items():

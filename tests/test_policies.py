@@ -6,7 +6,7 @@ import pytest
 from jobs import RIGID, cluster, facts, finish_s, random_workload, work_ticks, workload
 
 from synergy_core.errors import InputError
-from synergy_core.scheduling.decisions.order import DurationPredictor
+from synergy_core.scheduling.decisions.predictor import DurationPredictor
 from synergy_core.scheduling.decisions.scheduler import scheduler_for
 from synergy_core.scheduling.jobs.record import Job, Request
 from synergy_core.scheduling.policies import AllocationPolicy, OrderingPolicy, get_policy, ordering_policy

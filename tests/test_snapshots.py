@@ -9,7 +9,7 @@ from case_checks import prepared_case, simulated
 from cases import random_case
 
 from synergy_core.scheduling.decisions import allocation, sharing
-from synergy_core.scheduling.decisions.allocation import Snapshots
+from synergy_core.scheduling.decisions.snapshots import Snapshots
 
 COUNTED = ("received_s", "given_s")
 """Summed up from state to state: nothing in a job's record says them."""

@@ -8,7 +8,7 @@ from jobs import facts, workload
 
 from synergy_core.checking.cases import TENANTS, JobCase, PolicyCase
 from synergy_core.checking.conformance import carried_out, with_hosts
-from synergy_core.scheduling.decisions.starvation import Guarded, RunTimes
+from synergy_core.scheduling.decisions.starvation import RunTimes, Waits
 from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
 from synergy_core.scheduling.jobs.record import NEVER, Decision, Job
 from synergy_core.scheduling.policies import SharingPolicy, get_policy, policy_names
@@ -116,55 +116,32 @@ def test_the_mean_run_time_counts_all_jobs_that_have_started(runs, later_s):
     assert counted.mean_s(now_s) == pytest.approx(np.mean(expected), abs=1e-3)
 
 
-class Fixed:
-    """A scheduler that starts the jobs that it is told to, and knows no instants."""
-
-    waiting, last = 0, None
-
-    def __init__(self):
-        self.starts = []
-
-    def arrive(self, job): ...
-
-    def decide(self, now_s):
-        starts, self.starts = [(job, ((0, 1),)) for job in self.starts], []
-        for job, placed in starts:
-            job.started(now_s, placed)
-        return Decision([], starts)
-
-    def finish(self, job, now_s):
-        job.stopped(now_s)
-
-    def next_change_s(self, now_s):
-        return NEVER
-
-
 @given(
     st.lists(st.tuples(st.floats(0, 300), st.booleans()), max_size=6),
     st.floats(0.1, 4.0),
     st.floats(0, 500).map(on_grid),
 )
 def test_the_next_instant_is_the_first_at_which_the_bound_has_passed(runs, max_wait, later_s):
-    inner = Fixed()
-    guard = Guarded(inner, max_wait, in_rounds=False)
+    waits = Waits(max_wait, in_rounds=False)
     jobs = [Job(at, 0.0, 1) for at in range(len(runs))]
     for job in jobs:
-        guard.arrive(job)
-    inner.starts = list(jobs)
-    guard.decide(0.0)
+        waits.begin(job)
+        job.started(0.0, ((0, 1),))
+    waits.count(Decision([], [(job, job.placement) for job in jobs]), 0.0)
     now_s = 0.0
     for job, (lasts_s, ends) in zip(jobs, sorted(runs), strict=True):
         if ends:
             now_s = on_grid(lasts_s)
-            guard.finish(job, now_s)
+            waits.end(job, now_s)
+            job.stopped(now_s)
     now_s += later_s
     waiting = Job(99, 0.0, 1)
-    guard.arrive(waiting)
+    waits.begin(waiting)
 
     def is_late(instant_s):
-        return instant_s - waiting.service.waits_since_s >= guard.bound_s(instant_s)
+        return instant_s - waiting.service.waits_since_s >= waits.bound_s(instant_s)
 
-    change_s = guard.next_change_s(now_s)
+    change_s = waits.next_change_s(now_s)
     if is_late(now_s):
         assert change_s == now_s
     elif change_s == NEVER:
@@ -172,5 +149,5 @@ def test_the_next_instant_is_the_first_at_which_the_bound_has_passed(runs, max_w
     else:
         assert is_late(change_s + TICK_S)
         assert not is_late(max(now_s, change_s - 1e-3 * max(1.0, change_s)))
-        guard.decide(change_s + TICK_S)
+        waits.mark(change_s + TICK_S)
         assert waiting.starved

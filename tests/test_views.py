@@ -11,7 +11,6 @@ from training_jobs import CATALOG, policy_named, three_types, training
 from synergy_core.checking.conformance import conforms
 from synergy_core.errors import InputError
 from synergy_core.scheduling import policies
-from synergy_core.scheduling.decisions.allocation import AllocationScheduler
 from synergy_core.scheduling.jobs.record import Job, Request
 from synergy_core.scheduling.jobs.views import (
     JOB_VIEWS,
@@ -113,7 +112,6 @@ def test_no_plain_attribute_of_a_state_leads_to_the_truth(name, information):
     work = training([(0, 2, 3_600, "bert"), (10, 1, 1_800, "cifar10")], MACHINES)
     simulation = Simulation(work, MACHINES, policy, ExecutionModel(round_s=60.0), CATALOG)
     simulation.run()
-    assert isinstance(simulation.scheduler, AllocationScheduler)
     state = simulation.scheduler.last[0]
     found = list(reachable(state))
     assert len(found) > 3

@@ -17,8 +17,7 @@ import numpy as np
 from synergy_core.checking.cases import MACHINES, TENANTS, JobCase, PolicyCase, spec_of
 from synergy_core.checking.rules import Broken, attributed, check, try_on
 from synergy_core.errors import InputError
-from synergy_core.scheduling.decisions.protocol import Scheduler
-from synergy_core.scheduling.decisions.scheduler import scheduler_for
+from synergy_core.scheduling.decisions.scheduler import Scheduler, scheduler_for
 from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
 from synergy_core.scheduling.jobs.quotas import Quotas
 from synergy_core.scheduling.jobs.record import NEVER, Placed, gpus_in

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field, replace
 
 from synergy_core.performance.planner.plan import Plan
 from synergy_core.scheduling.decisions.leaving import Departures
-from synergy_core.scheduling.decisions.protocol import Scheduler
 from synergy_core.scheduling.decisions.reasons import Reason, Snapshot, Stopped, Waiting, why_stopped
-from synergy_core.scheduling.decisions.scheduler import scheduler_for
+from synergy_core.scheduling.decisions.scheduler import Scheduler, scheduler_for
 from synergy_core.scheduling.jobs.cluster import Cluster, Share
 from synergy_core.scheduling.jobs.fitted import MAX_SYNC_FRACTION, as_requested
 from synergy_core.scheduling.jobs.record import NEVER, NONE, Placed, gpus_in
@@ -155,8 +154,7 @@ class Decider:
         return self.aside.cluster
 
     def _at_work(self) -> Scheduler[ExecutedJob]:
-        # A walk forgets a waiting job that is withdrawn; lanes, which are faster, do not.
-        return scheduler_for(self.policy, self.cluster, profile=self.profile, round_s=self._round_s, walks=True)
+        return scheduler_for(self.policy, self.cluster, profile=self.profile, round_s=self._round_s)
 
     def without(self, nodes: Collection[int], now_s: float) -> list[str]:
         """Excludes exactly these nodes. Returns the changes, one sentence each.

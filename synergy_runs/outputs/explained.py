@@ -13,7 +13,7 @@ from synergy_core.scheduling.jobs.views import Allocations, ClusterState
 def explained(
     last: tuple[ClusterState, Allocations], cluster: Cluster, policy: str, job: int, label: str
 ) -> Explanation:
-    """Explains which GPUs a job got in `last`: the input and the result of a decision of an `AllocationScheduler`.
+    """Explains which GPUs a job got in `last`: the input and the result of a decision of an allocation policy.
 
     Raises InputError if the policy solved no optimisation problem.
     """

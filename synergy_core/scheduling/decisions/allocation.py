@@ -2,49 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields
-from functools import partial
-from operator import attrgetter
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from synergy_core.errors import InputError
 from synergy_core.performance.planner.plan import Plan
 from synergy_core.performance.planner.tables import PlanError
+from synergy_core.scheduling.decisions.chooser import Chooser
 from synergy_core.scheduling.decisions.lending import ask
-from synergy_core.scheduling.decisions.order import DurationPredictor
+from synergy_core.scheduling.decisions.snapshots import Snapshots
 from synergy_core.scheduling.jobs.beliefs import Beliefs
 from synergy_core.scheduling.jobs.cluster import Cluster, Share
 from synergy_core.scheduling.jobs.planned import PlannedSpeeds, ProfiledSpeeds
 from synergy_core.scheduling.jobs.quotas import Quotas
-from synergy_core.scheduling.jobs.record import NEVER, Decision, Job, Placed
+from synergy_core.scheduling.jobs.record import Decision, Job, Placed
 from synergy_core.scheduling.jobs.spec import Shape
 from synergy_core.scheduling.jobs.testbed_profiles import TestbedProfile, degrees_of
-from synergy_core.scheduling.jobs.views import (
-    SIZE_LIMITS,
-    Allocations,
-    ClusterState,
-    GoodputState,
-    OracleClusterState,
-    OracleGoodputState,
-)
+from synergy_core.scheduling.jobs.views import Allocations, ClusterState, GoodputState
 from synergy_core.scheduling.placement.one_job import Patience, Placement, make_room, per_node
 from synergy_core.scheduling.placement.whole_round import packing
 from synergy_core.scheduling.policies import AllocationPolicy
-from synergy_core.units import Floats, Ints
 
 NodeGpus = list[tuple[int, int]]
 """(node, number of GPUs) pairs, by node."""
-
-
-class Changes(NamedTuple):
-    """Jobs to stop with the GPUs they held, jobs to start with their GPUs, and the ids of jobs that move at no cost."""
-
-    stops: list[tuple[Job, Placed]]
-    starts: list[tuple[Job, Placed]]
-    moved: set[int]
 
 
 class Placer:
@@ -67,7 +49,9 @@ class Placer:
         """Frees the GPUs of a running job."""
         self._placement.release(job.placement)
 
-    def seat(self, job: Job, gpus: int, gpu_type: str, holders: Sequence[Job], quota_left: float) -> Changes | None:
+    def seat(
+        self, job: Job, gpus: int, gpu_type: str, holders: Sequence[Job], quota_left: float
+    ) -> Decision[Job] | None:
         """Gives a waiting job its GPUs, and stops as few of the holders as that needs, the last ones first.
 
         holders: running jobs that may be stopped. quota_left: GPUs of the job's tenant that are unused. Returns None if
@@ -99,9 +83,9 @@ class Placer:
             return None
         placed = placement.place(gpus, gpu_type, scattered=scattered)
         assert placed is not None
-        return Changes([(each, each.placement) for each in gone], [(job, placed)], set())
+        return Decision([(each, each.placement) for each in gone], [(job, placed)])
 
-    def changes(self, answer: Allocations, jobs: Sequence[Job], state: ClusterState) -> Changes:
+    def changes(self, answer: Allocations, jobs: Sequence[Job], state: ClusterState) -> Decision[Job]:
         """Assigns GPUs to jobs as the policy's answer says, and returns which jobs stop, start or move.
 
         state: the state that the policy answered.
@@ -113,7 +97,7 @@ class Placer:
             return self._packed(answer, jobs, state)
         return self._most_free(answer, jobs)
 
-    def _most_free(self, answer: Allocations, jobs: Sequence[Job]) -> Changes:
+    def _most_free(self, answer: Allocations, jobs: Sequence[Job]) -> Decision[Job]:
         """Places job by job, the smallest first; jobs that keep their number and type of GPUs stay where they are."""
         gpu_types = self._cluster.gpu_types
         stops: list[tuple[Job, Placed]] = []
@@ -131,9 +115,9 @@ class Placer:
             placed = self._placement.place(gpus, gpu_type)
             if placed is not None:
                 starts.append((job, placed))
-        return Changes(stops, starts, set())
+        return Decision(stops, starts)
 
-    def _packed(self, answer: Allocations, jobs: Sequence[Job], state: ClusterState) -> Changes:
+    def _packed(self, answer: Allocations, jobs: Sequence[Job], state: ClusterState) -> Decision[Job]:
         """Places all jobs at once; a job that keeps its number and type of GPUs moves only if others need the room.
 
         While such a job is being restarted, it does not move, unless moves are free.
@@ -148,7 +132,7 @@ class Placer:
         movable = concerned & ~state.must_stay
         moves = movable & ~keeps
         if not moves.any():  # in most rounds nothing changes
-            return Changes([], [], set())
+            return Decision([], [])
         if self._moves_for_room:
             restarting = isinstance(state, GoodputState) and not self._free_moves and state.keeps_row
             moves = movable & ~(keeps & restarting)
@@ -164,7 +148,9 @@ class Placer:
         placed = [packed.placed[at] for at in changed]
         return self._onto([per_node(each) for each in placed], [jobs[at] for at in changed], placed)
 
-    def _onto(self, chosen: Iterable[NodeGpus], jobs: Sequence[Job], placed: Sequence[Placed] | None = None) -> Changes:
+    def _onto(
+        self, chosen: Iterable[NodeGpus], jobs: Sequence[Job], placed: Sequence[Placed] | None = None
+    ) -> Decision[Job]:
         """Gives every job its chosen number of GPUs on each node; a job that already holds them continues.
 
         placed: preferred GPUs, used if free once jobs have stopped; free moves may then permute counts among nodes.
@@ -191,187 +177,33 @@ class Placer:
             (job, exact if exact and self._placement.claim(exact) else self._placement.take(pairs))
             for job, pairs, exact in wanted
         ]
-        return Changes(stops, starts, moved)
-
-
-OF_RECORD = ("held_gpus", "attained_service_gpu_s", "first_start_s", "restarts")
-OF_REQUEST = ("submit_time_s", "gpus", "estimate_s", "predicted_duration_s", "priority")
-OF_SPEC = ("restart_s", "declared_restart_s", "resize_s", *SIZE_LIMITS)
-"""Columns of a state, by where they are read: in a job's record now, in its record when it arrives (those that the view
-has), and in its task's spec."""
-DTYPES = {"Ints": np.int64, "Floats": np.float64, "Bools": np.bool_}
-"""Type of a column by the annotation of its field in the state."""
-
-
-def _columns(names: Sequence[str], rows: Sequence[object]) -> dict[str, Sequence[Any]]:
-    """The values of these fields in all rows, by field."""
-    return dict(zip(names, zip(*map(attrgetter(*names), rows), strict=True), strict=True)) if rows else {}
-
-
-class Snapshots:
-    """Makes the states that policies read. Tenants are numbered in the cluster's order, then by their first jobs; users
-    by their first jobs.
-
-    Columns are kept from state to state, in the order of job ids. A job's request is read once. Its record is read for
-    every state while the job runs; while it waits, only after a change (`entered`, `changed`).
-    It also counts the seconds for which each job, and all jobs together, held each GPU type.
-    """
-
-    def __init__(self, view: type[ClusterState], cluster: Cluster, beliefs: Beliefs | None, *, round_s: float) -> None:
-        self._view = view
-        self._round_s = round_s
-        self._cluster = cluster
-        self._beliefs = beliefs
-        self._kinds = {gpu_type: index for index, gpu_type in enumerate(cluster.gpu_types)}
-        self._tenant = {name: index for index, name in enumerate(cluster.virtual_clusters)}
-        self._user: dict[str, int] = {}
-        self._dtypes = {each.name: DTYPES.get(str(each.type), np.float64) for each in fields(view)}
-        self._of_request = [name for name in OF_REQUEST if name in self._dtypes]
-        self._job_id: Ints = np.zeros(0, dtype=np.int64)
-        self._kept: dict[str, Any] = {}
-        self._entered: set[int] = set()
-        self._changed: set[int] = set()
-        self._received_s: dict[int, list[float]] = {}
-        self._given_s: Floats = np.zeros(len(self._kinds))
-
-    def entered(self, job: Job) -> None:
-        """Adds a job that has become active, or reads a job again whose spec has changed."""
-        self._tenant.setdefault(job.request.virtual_cluster, len(self._tenant))
-        self._user.setdefault(job.request.user, len(self._user))
-        self._entered.add(job.job_id)
-        if self._beliefs is not None:
-            self._received_s.setdefault(job.job_id, [0.0] * len(self._kinds))
-
-    def changed(self, job: Job) -> None:
-        """Records that the job has been stopped."""
-        self._changed.add(job.job_id)
-
-    def left(self, job: Job) -> None:
-        """Removes a job that has ended."""
-        self._received_s.pop(job.job_id, None)
-
-    def count(self, job: Job, now_s: float) -> None:
-        """Adds the time for which a running job has held its GPUs since it was last settled."""
-        if self._beliefs is not None and job.running and now_s > job.service.settled_s:
-            kind = self._cluster.kind_of_node[job.placement[0][0]]
-            self._received_s[job.job_id][kind] += now_s - job.service.settled_s
-            self._given_s[kind] += now_s - job.service.settled_s
-
-    def of(self, jobs: Sequence[Job], now_s: float, memory: Any) -> ClusterState:
-        """A frozen snapshot of these jobs, which are sorted by id. memory: `memory` of the policy's last answer."""
-        job_id = np.array([job.job_id for job in jobs], dtype=np.int64)
-        if not np.array_equal(job_id, self._job_id):
-            self._reorder(job_id)
-        self._read([at for at, job in enumerate(jobs) if job.job_id in self._entered], jobs, self._requested)
-        changed = self._changed | self._entered
-        concerned = [at for at, job in enumerate(jobs) if job.running or job.job_id in changed]
-        self._read(concerned, jobs, partial(self._recorded, now_s=now_s))
-        self._entered.clear()
-        self._changed.clear()
-        found = self._kept | {"job_id": job_id, "now_s": now_s, "round_s": self._round_s, "cluster": self._cluster}
-        found |= {"virtual_clusters": tuple(self._tenant), "users": tuple(self._user)}
-        if issubclass(self._view, OracleClusterState):
-            for name in ("duration_s", "remaining_s"):
-                found[name] = np.array([getattr(job, name) for job in jobs])
-        if issubclass(self._view, GoodputState):
-            tasks = tuple(job.task for job in jobs if job.task is not None)
-            found |= {
-                "tasks": tasks,
-                "beliefs": self._beliefs,
-                "held_placement": tuple(job.placement for job in jobs),
-                "done_work": np.array([task.done_work for task in tasks]),
-                "remaining_work": np.array([task.declared_remaining() for task in tasks]),
-                "observed_gpus": np.array([task.pool.most_gpus for task in tasks]),
-                "overhead": np.array([task.pool.overhead for task in tasks]),
-                "given_s": self._given_s.copy(),
-                "memory": memory,
-            }
-        if issubclass(self._view, OracleGoodputState):
-            found["truths"] = tuple(jobs)
-        return self._view(**found)
-
-    def _reorder(self, job_id: Ints) -> None:
-        """Puts the kept rows in the order of these jobs; the rows of new jobs are undefined until they are read."""
-        if len(self._job_id):
-            before = np.searchsorted(self._job_id, job_id)
-            self._kept = {name: column.take(before, axis=0, mode="clip") for name, column in self._kept.items()}
-        else:
-            self._kept = {}
-        self._job_id = job_id
-
-    def _read(
-        self, concerned: Sequence[int], jobs: Sequence[Job], read: Callable[[Sequence[Job]], dict[str, Sequence[Any]]]
-    ) -> None:
-        """Updates the concerned jobs' rows in copies of the columns, because earlier states share the old columns."""
-        for name, values in read([jobs[at] for at in concerned]).items() if concerned else ():
-            new: np.ndarray = np.array(values, dtype=self._dtypes.get(name, np.float64))
-            kept = self._kept.get(name)
-            column = np.zeros((len(jobs), *new.shape[1:]), dtype=new.dtype) if kept is None else kept.copy()
-            column[concerned] = new
-            self._kept[name] = column
-
-    def _requested(self, jobs: Sequence[Job]) -> dict[str, Sequence[Any]]:
-        kinds, plans = self._kinds, self._beliefs is not None
-        columns = _columns(self._of_request, jobs)
-        # For jobs with plans, the requested type is only a preference.
-        columns["gpu_type"] = [
-            -1 if plans and job.spec is not None and job.spec.architecture else kinds.get(job.request.gpu_type, -1)
-            for job in jobs
-        ]
-        columns["virtual_cluster"] = [self._tenant[job.request.virtual_cluster] for job in jobs]
-        columns["user"] = [self._user[job.request.user] for job in jobs]
-        if issubclass(self._view, GoodputState):
-            columns |= _columns(OF_SPEC, [job.task.spec for job in jobs if job.task is not None])
-        return columns
-
-    def _recorded(self, jobs: Sequence[Job], now_s: float) -> dict[str, Sequence[Any]]:
-        kind_of, columns = self._cluster.kind_of_node, _columns(OF_RECORD, jobs)
-        columns["held_type"] = [kind_of[job.placement[0][0]] if job.running else -1 for job in jobs]
-        columns["must_stay"] = must_stay = [job.stays(now_s) for job in jobs]
-        if issubclass(self._view, GoodputState):
-            columns |= {
-                "held_nodes": [len(job.placement) for job in jobs],
-                "keeps_row": [
-                    stays or (job.running and job.instants.first_step_s > now_s)
-                    for job, stays in zip(jobs, must_stay, strict=True)
-                ],
-                "unsaved_s": [job.unsaved_s(now_s) if job.running else 0.0 for job in jobs],
-                "received_s": [self._received_s[job.job_id] for job in jobs],
-            }
-        return columns
+        return Decision(stops, starts, moved=frozenset(moved))
 
 
 SHARES_OVER = 1e-6
 """Fraction of a node's CPUs or memory by which the sum of shares may exceed them, because of rounding."""
 
 
-class AllocationScheduler:
-    """Calls an allocation policy for each decision and turns its answer into stops and starts.
-
-    last: the policy's last state and answer, for explanations.
-    """
+class AllocationChooser(Chooser):
+    """Asks an allocation policy for each decision and turns its answer into stops and starts."""
 
     def __init__(
         self,
         policy: AllocationPolicy,
         cluster: Cluster,
         *,
-        free_moves: bool = False,
-        profile: TestbedProfile | None = None,
-        plan_errors: PlanError | None = None,
-        round_s: float | None = None,
+        free_moves: bool,
+        profile: TestbedProfile | None,
+        plan_errors: PlanError | None,
+        round_s: float,
     ) -> None:
-        """free_moves: a move costs nothing if GPU type and GPUs per node stay the same; profile: measured models.
-
-        plan_errors: true ÷ planned step times, if the policy knows them (`tables.planned_tables`).
-        round_s: seconds from one decision to the next; None: the policy's default.
-        """
+        """The arguments are those of `scheduler.scheduler_for`."""
         self._policy = policy
         self._cluster = cluster
         self._placer = Placer(cluster, free_moves=free_moves, packs=policy.reads_goodput)
-        self._predictor = DurationPredictor() if policy.predicted else None
         self._active: dict[int, Job] = {}
         self._memory: Any = None
+        self._share: dict[int, Share] | None = None  # by job id, as just answered
         speeds = PlannedSpeeds(cluster, plans=policy.plans, errors=plan_errors)
         measured = None if profile is None else ProfiledSpeeds(profile, cluster.gpu_types, plans=policy.plans)
         self.beliefs = (
@@ -386,17 +218,10 @@ class AllocationScheduler:
             if policy.reads_goodput
             else None
         )
-        self._snapshots = Snapshots(
-            policy.view, cluster, self.beliefs, round_s=policy.round_s if round_s is None else round_s
-        )
-        self.waiting = 0
-        self.last: tuple[ClusterState, Allocations] | None = None
+        self._snapshots = Snapshots(policy.view, cluster, self.beliefs, round_s=round_s)
 
     def arrive(self, job: Job) -> None:
         self._active[job.job_id] = job
-        self.waiting += 1
-        if self._predictor is not None:
-            job.predicted_duration_s = self._predictor.predict_s(job)
         self._snapshots.entered(job)
         if self.beliefs is not None:
             if job.spec is None:
@@ -406,27 +231,16 @@ class AllocationScheduler:
                 )
             job.task = self.beliefs.task(job.spec)
 
-    def finish(self, job: Job, now_s: float) -> None:
+    def requeue(self, job: Job) -> None:
+        self._snapshots.changed(job)
+
+    def leave(self, job: Job, now_s: float, *, ended: bool) -> None:
         self._snapshots.count(job, now_s)
-        del self._active[job.job_id]
-        self._snapshots.left(job)
         if job.running:
             self._placer.release(job)
-            job.stopped(now_s)
-        else:
-            self.waiting -= 1
-        if self._predictor is not None:
-            self._predictor.ended(job, job.service.attained_gpu_s / job.gpus, now_s)
-
-    def requeue(self, job: Job) -> None:
-        """Nothing to do: a stopped job stays active."""
-
-    def evicted(self, job: Job, now_s: float) -> None:
-        self._snapshots.count(job, now_s)
-        self._snapshots.changed(job)
-        self._placer.release(job)
-        job.stopped(now_s)
-        self.waiting += 1
+        if ended:
+            del self._active[job.job_id]
+            self._snapshots.left(job)
 
     def respecified(self, job: Job) -> None:
         """Replaces the job's task by a new one, which keeps the reported progress and gradient statistics."""
@@ -435,49 +249,56 @@ class AllocationScheduler:
             job.task.statistics, job.task.done_work = before.statistics, before.done_work
             self._snapshots.entered(job)
 
-    def refresh(self, jobs: Iterable[Job]) -> None:
-        """Fits all outdated models of these jobs in one call."""
-        if self.beliefs is not None:
-            self.beliefs.refresh([job.task for job in jobs if job.task is not None])
-
-    def next_change_s(self, now_s: float) -> float:
-        return NEVER
-
-    def decide(self, now_s: float) -> Decision[Job]:
-        jobs = [self._active[job_id] for job_id in sorted(self._active)]
+    def choose(self, now_s: float) -> Decision[Job]:
+        jobs = self._settled(now_s)
         if not jobs:
             return Decision([], [])
+        # 1. What jobs have reported since the last decision is learned.
         if self.beliefs is not None:
             self.beliefs.merge()
             self.beliefs.refresh([job.task for job in jobs if job.task is not None])
+        # 2. The policy reads a snapshot, never the jobs themselves, and its answer is checked.
+        state, answer = ask(self._policy, self._snapshots.of(jobs, now_s, self._memory))
+        self._check(answer, jobs, state)
+        self.last = state, answer
+        self._memory = answer.memory
+        # 3. The answer becomes stops and starts on GPUs. Jobs that stay may get other plans.
+        decision = self._placer.changes(answer, jobs, state)
+        retuned = self._replan(jobs, decision)
+        if answer.share is not None:
+            shares = (Share(cpus, memory_bytes) for cpus, memory_bytes in answer.share.tolist())
+            self._share = dict(zip((job.job_id for job in jobs), shares, strict=True))
+        return decision._replace(objective=answer.objective, bound=answer.bound, retuned=retuned)
+
+    def _settled(self, now_s: float) -> list[Job]:
+        """The active jobs by id, with what they have got until now."""
+        jobs = [self._active[job_id] for job_id in sorted(self._active)]
         for job in jobs:
             if job.running:
                 self._snapshots.count(job, now_s)
                 job.settle(now_s)
-        seated = self._seat_starved(jobs, now_s)
-        state = self._snapshots.of(jobs, now_s, self._memory)
-        state, answer = ask(self._policy, state)
-        self._check(answer, jobs, state)
-        self.last = state, answer
-        self._memory = answer.memory
-        stops, starts, moved = self._placer.changes(answer, jobs, state)
-        retuned = self._replan(jobs, stops, starts)
-        self._enter(Changes(stops, starts, moved), now_s)
-        stops, starts = seated.stops + stops, seated.starts + starts
-        decision = Decision(stops, starts, answer.objective, answer.bound, retuned)
-        return decision if answer.share is None else self._shared(decision, jobs, answer.share)
+        return jobs
 
-    @staticmethod
-    def _shared(decision: Decision[Job], jobs: Sequence[Job], share: Floats) -> Decision[Job]:
+    def entered(self, decision: Decision[Job], now_s: float) -> Decision[Job]:
+        for job, _ in decision.stops:
+            self._snapshots.changed(job)
+        for job, _ in decision.starts:
+            if not job.moved:
+                job.plan = self._plan(job, None)
+        shares, self._share = self._share, None
+        return decision if shares is None else self._shared(decision, shares)
+
+    def _shared(self, decision: Decision[Job], shares: dict[int, Share]) -> Decision[Job]:
         """Sets the jobs' shares; returns the decision with running jobs whose share changed added to `retuned`."""
         started = {job.job_id for job, _ in decision.starts}
         retuned = {job.job_id: job for job in decision.retuned}
-        for job, (cpus, memory_bytes) in zip(jobs, share.tolist(), strict=True):
-            given = Share(cpus, memory_bytes) if job.running else None
+        for job_id, share in shares.items():
+            job = self._active[job_id]
+            given = share if job.running else None
             if given != job.share:
                 job.share = given
-                if given is not None and job.job_id not in started:
-                    retuned[job.job_id] = job
+                if given is not None and job_id not in started:
+                    retuned[job_id] = job
         return decision._replace(retuned=tuple(retuned.values()))
 
     def _check(self, answer: Allocations, jobs: Sequence[Job], state: ClusterState) -> None:
@@ -543,16 +364,16 @@ class AllocationScheduler:
                     f"policy {self._policy.name} gave out {given[node]:g} {what} of node {node}; it has {has[node]:g}."
                 )
 
-    def _seat_starved(self, jobs: Sequence[Job], now_s: float) -> Changes:
+    def seat_starved(self, now_s: float) -> Iterator[Decision[Job]]:
         """Starts starved jobs before the policy decides, each on as few GPUs as it can; they must then stay.
 
         If one finds too few GPUs beside jobs that must stay, no later one of its tenant or GPU type starts either.
         """
-        seated = Changes([], [], set())
+        if not any(job.starved and not job.running for job in self._active.values()):
+            return
+        jobs, unseated = self._settled(now_s), list[Job]()
         starved = [at for at, job in enumerate(jobs) if job.starved and not job.running]
-        if not starved:
-            return seated
-        state, unseated = self._snapshots.of(jobs, now_s, self._memory), list[Job]()
+        state = self._snapshots.of(jobs, now_s, self._memory)
         in_order = sorted(jobs, key=lambda each: (each.submit_time_s, each.job_id))
         for at in sorted(starved, key=lambda at: (jobs[at].service.waits_since_s, jobs[at].job_id)):
             job = jobs[at]
@@ -563,25 +384,19 @@ class AllocationScheduler:
             quotas, tenant = Quotas(self._cluster.virtual_clusters), job.request.virtual_cluster
             quotas.use(tenant, sum(each.held_gpus for each in jobs if each.request.virtual_cluster == tenant))
             for gpu_type, gpus in self._least_sizes(state, at):
-                changes = self._placer.seat(job, gpus, gpu_type, holders, quotas.left(tenant))
-                if changes is not None:
-                    self._enter(changes, now_s)
-                    seated.stops.extend(changes.stops)
-                    seated.starts.extend(changes.starts)
+                decision = self._placer.seat(job, gpus, gpu_type, holders, quotas.left(tenant))
+                if decision is not None:
+                    yield decision
                     break
             else:
                 unseated.append(job)
-        return seated
 
     def _competes(self, one: Job, other: Job) -> bool:
         """Whether the jobs may need the same GPUs."""
         if self._cluster.virtual_clusters and one.request.virtual_cluster != other.request.virtual_cluster:
             return False
-        return (
-            self.beliefs is not None
-            or "" in (one.request.gpu_type, other.request.gpu_type)
-            or one.request.gpu_type == other.request.gpu_type
-        )
+        types = {one.request.gpu_type, other.request.gpu_type}
+        return self.beliefs is not None or "" in types or len(types) == 1
 
     def _least_sizes(self, state: ClusterState, at: int) -> list[tuple[str, int]]:
         """(GPU type, number of GPUs) on which job number `at` could run, the fewest GPUs of each type; fewest first."""
@@ -596,33 +411,20 @@ class AllocationScheduler:
             least[gpu_type] = min(gpus, least.get(gpu_type, gpus))
         return sorted(least.items(), key=lambda each: each[1])
 
-    def _enter(self, changes: Changes, now_s: float) -> None:
-        stops, starts, moved = changes
-        for job, _ in stops:
-            job.stopped(now_s)
-            self._snapshots.changed(job)
-        for job, placed in starts:
-            job.started(now_s, placed, moved=job.job_id in moved)
-            if not job.moved:
-                job.plan = self._plan(job, None)
-        self.waiting += len(stops) - len(starts)
-
     def _plan(self, job: Job, held: Plan | None) -> Plan | None:
         if job.task is None or not job.task.scheduled:
             return None
         shape = Shape(self._cluster.type_of(job.placement), len(job.placement), job.held_gpus)
         return job.task.train_on(shape, held, requested=not self._policy.tunes_batch)
 
-    def _replan(
-        self, jobs: Sequence[Job], stops: list[tuple[Job, Placed]], starts: list[tuple[Job, Placed]]
-    ) -> tuple[Job, ...]:
+    def _replan(self, jobs: Sequence[Job], decision: Decision[Job]) -> tuple[Job, ...]:
         """Chooses new plans for jobs that keep their GPUs; returns the jobs where only the batch changes.
 
-        A job whose new plan has other parallel degrees restarts: it is added to `stops` and, on its GPUs, to `starts`.
+        A job whose new plan has other parallel degrees restarts: it is added to the stops and, on its GPUs, the starts.
         """
         if self.beliefs is None:
             return ()
-        leaving = {job.job_id for job, _ in stops}
+        leaving = {job.job_id for job, _ in decision.stops}
         retuned = []
         for job in jobs:
             held = job.plan
@@ -634,6 +436,6 @@ class AllocationScheduler:
                     job.plan = plan
                     retuned.append(job)
             elif not job.stays(job.service.settled_s) and job.instants.first_step_s <= job.service.settled_s:
-                stops.append((job, job.placement))
-                starts.append((job, job.placement))
+                decision.stops.append((job, job.placement))
+                decision.starts.append((job, job.placement))
         return tuple(retuned)

@@ -11,13 +11,11 @@ A form whose first job did not fit is tried again only after a running job ends,
 
 from __future__ import annotations
 
-import itertools
 from bisect import bisect_left, insort
-from heapq import heappop, heappush, heapreplace
 from typing import Any
 
-from synergy_core.scheduling.decisions.lanes import NOTHING, Form, Lane, drop_stale
-from synergy_core.scheduling.decisions.order import Entry, after_jump, next_jump_s
+from synergy_core.scheduling.decisions.lanes import NOTHING, Lane
+from synergy_core.scheduling.decisions.queue import Entry, Form, Line
 from synergy_core.scheduling.jobs.cluster import Cluster
 from synergy_core.scheduling.jobs.record import NEVER, Decision, Job, Placed
 from synergy_core.scheduling.placement.one_job import Placement, whole_nodes
@@ -27,77 +25,38 @@ from synergy_core.scheduling.policies import OrderingPolicy
 class PreemptiveLane(Lane):
     """Waiting jobs with smaller keys displace running jobs; a job may take any free GPUs.
 
-    A job's ticket is its entry in a heap or in the running list; a heap entry that is no longer its job's ticket is
-    stale and is dropped when it reaches the top. `_untried`: the heaps whose first job may fit. The first job of any
-    other heap did not fit when last tried; since then no GPUs were freed and no running job got a larger key. (With the
-    clock, keys of running jobs only fall.) `_first`: the waiting job with the smallest key, or None if unknown.
-    `_changes`: (instant of a key's next jump, serial number, job, its ticket). `_started`: (job, ticket, decision
-    instant) of started jobs whose keys are computed again before the next decision: a start changes a job's remaining
-    time, which is known only once the driver has carried out the start.
+    `_untried`: the lines whose first job may fit. The first job of any other line did not fit when last tried; since
+    then no GPUs were freed and no running job got a larger key. (With the clock, keys of running jobs only fall.)
+    `_due`: whether a jump that was applied since the last decision can change which jobs run.
     """
 
     def __init__(self, policy: OrderingPolicy, cluster: Cluster, placement: Placement, quotas: dict[str, int]) -> None:
         super().__init__(policy, cluster, placement, quotas)
-        self._heaps: dict[Form, list[Entry]] = {}
-        self._running: list[Entry] = []
-        self._changes: list[tuple[float, int, Job, object]] = []
-        self._serial = itertools.count()
-        self._falls = policy.falls_while_running
-        self._jumps = policy.next_change is not None
-        self._untried: dict[Form, list[Entry]] = {}
-        self._started: list[tuple[Job, Any, float]] = []
+        self._running = self.queue.running
+        self._untried: dict[Form, Line] = {}
         self._due = False
-        self._first: Entry | None = None
 
-    def _wait(self, job: Job, since_s: float) -> None:
-        self._push(job, (self._key(job), job.job_id, job))
-        if self._jumps:
-            self._expect_change(job, since_s)
+    def enter(self, job: Job) -> None:
+        super().enter(job)
+        self._try_again(job)
 
-    def _push(self, job: Job, entry: Entry) -> None:
-        job.ticket = entry
-        self._first = None
-        form = self._form(job) if self.together else (job.gpus, True)
-        heap = self._heaps.setdefault(form, [])
-        heappush(heap, entry)
-        if heap[0] is entry:
-            self._untried[form] = heap
+    def _try_again(self, job: Job) -> None:
+        """Tries the job's line again if the job is its first."""
+        entry: Any = job.ticket
+        if entry is not None and self.queue.waiting[entry[3]].first is entry:
+            self._untried[entry[3]] = self.queue.waiting[entry[3]]
 
-    def leave(self, job: Job) -> None:
-        super().leave(job)
-        self._remove_running(job.ticket)
-        self.retry()
-        job.ticket = None
+    def remove(self, job: Job) -> None:
+        super().remove(job)
+        if job.running:
+            self.retry()
+
+    def _reform(self, job: Job, now_s: float) -> None:
+        super()._reform(job, now_s)
+        self._try_again(job)
 
     def retry(self) -> None:
-        self._untried.update(self._heaps)
-
-    def _remove_running(self, entry: Any) -> None:
-        running = self._running
-        del running[bisect_left(running, entry)]
-
-    def _move_running(self, ticket: Any, entry: Entry) -> None:
-        """Moves a running job whose key has changed to its new position."""
-        entry[2].ticket = entry
-        running = self._running
-        index = bisect_left(running, ticket)
-        if ticket < entry and (index + 1 == len(running) or entry < running[index + 1]):
-            running[index] = entry
-        else:
-            del running[index]
-            insort(running, entry)
-
-    def started(self, job: Job, now_s: float) -> None:
-        if self._jumps:
-            self._expect_change(job, now_s)
-        if self._falls:
-            self._started.append((job, job.ticket, now_s))
-
-    def _expect_change(self, job: Job, now_s: float) -> None:
-        """Records when the job's key next jumps; called when the job begins to wait, starts or jumps."""
-        instant_s = next_jump_s(self.policy, job, now_s)
-        if instant_s is not None:
-            heappush(self._changes, (instant_s, next(self._serial), job, job.ticket))
+        self._untried.update(self.queue.waiting)
 
     def next_change_s(self, now_s: float) -> float:
         """The next instant at which a key jumps, if jobs wait; inf if none is known.
@@ -107,52 +66,32 @@ class PreemptiveLane(Lane):
         """
         if not self.waiting:
             return NEVER
-        changes = self._changes
-        if not self._due and changes and changes[0][0] <= now_s:
-            self._due = self._apply_changes(now_s)
-        if self._due:
-            return now_s
-        while changes and changes[0][2].ticket is not changes[0][3]:
-            heappop(changes)
-        return changes[0][0] if changes else NEVER
+        if not self._due:
+            self._due = self._jump(now_s)
+        return now_s if self._due else self.queue.next_jump_s()
 
-    def _apply_changes(self, now_s: float) -> bool:
+    def _jump(self, now_s: float) -> bool:
         """Applies the jumps that are due; returns whether any of them can change which jobs run.
 
         If a running job still comes before all waiting jobs after its jump, nothing changes.
         """
+        changed = self.queue.advance(now_s)
+        if not changed:
+            return False
+        first = min([line.first for line in self.queue.waiting.values() if line.first is not None], default=None)
         matters = False
-        changes = self._changes
-        while changes and changes[0][0] <= now_s:
-            instant_s, _, job, ticket = changes[0]
-            if job.ticket is not ticket:
-                heappop(changes)
-                continue
-            entry = (after_jump(self.policy, job, instant_s), job.job_id, job)
-            if not job.running:
-                self._push(job, entry)
+        for before, after in changed:
+            if after[2].running:
+                self._moved(before, after)
+                matters |= first is not None and first < after
+            else:
                 matters = True
-            else:
-                if entry != ticket:
-                    self._move_running(ticket, entry)
-                if not matters:
-                    if self._first is None:
-                        self._first = self._first_waiting()
-                    matters = self._first is not None and self._first < entry
-            next_s = next_jump_s(self.policy, job, job.service.settled_s)  # `after_jump` has settled the job
-            if next_s is None:
-                heappop(changes)
-            else:
-                heapreplace(changes, (next_s, next(self._serial), job, job.ticket))
         if matters:
             self.retry()
         return matters
 
-    def _first_waiting(self) -> Entry | None:
-        """The waiting job with the smallest key."""
-        for heap in self._heaps.values():
-            drop_stale(heap)
-        return min((heap[0] for heap in self._heaps.values() if heap), default=None)
+    def _moved(self, before: Entry, after: Entry) -> None:
+        """Called when a running job's key has changed."""
 
     def decide(self, now_s: float) -> Decision[Job]:
         if self.together:
@@ -160,27 +99,20 @@ class PreemptiveLane(Lane):
         if not self.waiting:
             return NOTHING
         self._due = False
-        if self._changes and self._changes[0][0] <= now_s:
-            self._apply_changes(now_s)
-        for job, ticket, decided_s in self._started:
-            if job.ticket is ticket and job.running:
-                key = self._key(job)
-                entry = ((key[0] + decided_s, *key[1:]), job.job_id, job)
-                if entry != ticket:
-                    self._move_running(ticket, entry)
-                    self.retry()
-        self._started.clear()
+        self._jump(now_s)
+        for before, after in self.queue.read_started():
+            self._moved(before, after)
+            self.retry()
         stopped: dict[int, Job] = {}
         started: dict[int, Job] = {}
         displaced: dict[int, Entry] = {}
         # If only counts matter, a displaced job fits again only after a later job has displaced other jobs too.
         returning = displaced if self.together else {}
         while (here := self._next_admitted(now_s, returning)) is not None:
-            _, job_id, job = here
+            _, job_id, job, _ = here
             started[job_id] = job
             if displaced.pop(job_id, None) is None:
-                heappop(self._heaps[self._form(job) if self.together else (job.gpus, True)])
-                self.waiting -= 1
+                self.queue.take(job)
             left = self.left
             gone = self._let_in(here)
             if gone and (self.together or self.left > left):  # the freed GPUs may be enough for later jobs
@@ -192,9 +124,9 @@ class PreemptiveLane(Lane):
                 stopped[entry[1]] = entry[2]
         for entry in displaced.values():
             entry[2].ticket = None
-        return self._answer(stopped, started, now_s) if started else NOTHING
+        return self._answer(stopped, started) if started else NOTHING
 
-    def _answer(self, stopped: dict[int, Job], started: dict[int, Job], now_s: float) -> Decision[Job]:
+    def _answer(self, stopped: dict[int, Job], started: dict[int, Job]) -> Decision[Job]:
         """The decision. Jobs that were displaced and admitted again keep running on their GPUs."""
         return Decision(
             [(job, job.placement) for job_id, job in stopped.items() if job_id not in started],
@@ -206,34 +138,30 @@ class PreemptiveLane(Lane):
 
         In the running list, a key that falls with the clock is replaced by the instant at which it reaches zero.
         """
-        self._first = None
         best: Entry | None = None
-        free, running, together, falls = self.left, self._running, self.together, self._falls
+        free, running, together, falls = self.left, self._running, self.together, self.policy.falls_while_running
         worst = running[-1] if running else None
-        left: dict[Form, list[Entry]] = {}
-        for form, heap in self._untried.items():
-            while heap:
-                here = heap[0]
-                job = here[2]
-                if job.ticket is here:
-                    break
-                heappop(heap)
-            else:
+        left: dict[Form, Line] = {}
+        for form, line in self._untried.items():
+            first = line.first
+            if first is None:
                 continue
+            here = first
+            job = here[2]
             enough = job.gpus <= free
             if falls:
                 key = here[0]
                 zero_s = key[0] + now_s
                 if not enough and (worst is None or worst[0][0] < zero_s):
                     continue
-                here = ((zero_s, *key[1:]), here[1], job)
+                here = ((zero_s, *key[1:]), *here[1:])
             if best is not None and best < here:
-                left[form] = heap
+                left[form] = line
             elif (enough and not together) or (
                 (enough or (worst is not None and here < worst)) and self._fits(here, free)
             ):
                 best = here
-                left[form] = heap
+                left[form] = line
         self._untried = left
         for here in displaced.values():
             if (best is None or here < best) and self._fits(here, free):
@@ -296,25 +224,27 @@ class PreemptiveNodeLane(PreemptiveLane):
         for node, mask in placed:
             insort(self._on_node[node], (entry, mask.bit_count()))
 
-    def _remove_running(self, entry: Any) -> None:
-        super()._remove_running(entry)
-        for node, mask in entry[2].placement:
+    def _remove_from_nodes(self, entry: Entry, placed: Placed) -> None:
+        for node, mask in placed:
             here = self._on_node[node]
             del here[bisect_left(here, (entry, mask.bit_count()))]
 
-    def _move_running(self, ticket: Any, entry: Entry) -> None:
-        self._remove_running(ticket)
-        insort(self._running, entry)
-        self._add_to_nodes(entry, entry[2].placement)
-        entry[2].ticket = entry
+    def remove(self, job: Job) -> None:
+        if job.running:
+            entry: Any = job.ticket
+            self._remove_from_nodes(entry, job.placement)
+        super().remove(job)
 
-    def _answer(self, stopped: dict[int, Job], started: dict[int, Job], now_s: float) -> Decision[Job]:
+    def _moved(self, before: Entry, after: Entry) -> None:
+        if before is not after:
+            self._remove_from_nodes(before, after[2].placement)
+            self._add_to_nodes(after, after[2].placement)
+
+    def _answer(self, stopped: dict[int, Job], started: dict[int, Job]) -> Decision[Job]:
         """The decision. Jobs admitted again on other GPUs move, unless only the GPUs within their nodes differ."""
         given, self._given = self._given, {}
         back = {job_id: job.placement for job_id, job in stopped.items() if job_id in started}
         stay = self.placement.put_back(given, back)
-        if self._falls:
-            self._started += [(started[each], started[each].ticket, now_s) for each in back if each not in stay]
         return Decision(
             [(job, job.placement) for job_id, job in stopped.items() if job_id not in stay],
             [(job, given[job_id]) for job_id, job in started.items() if job_id not in stay],
@@ -365,7 +295,8 @@ class PreemptiveNodeLane(PreemptiveLane):
             if not self._has_room(gpus, scattered):
                 self.pool.release(entry[2].placement)
                 self.left += entry[2].gpus
-                self._remove_running(entry)
+                del self._running[bisect_left(self._running, entry)]
+                self._remove_from_nodes(entry, entry[2].placement)
                 gone.append(entry)
         placed = self.pool.place(gpus, scattered)
         assert placed is not None

@@ -13,9 +13,9 @@ from functools import cached_property
 from typing import Generic, NamedTuple
 
 from synergy_core.errors import InputError
-from synergy_core.scheduling.decisions.allocation import Snapshots
-from synergy_core.scheduling.decisions.order import Reservation, expected_end_s
+from synergy_core.scheduling.decisions.reservation import Reservation, expected_end_s
 from synergy_core.scheduling.decisions.sharing import Needs
+from synergy_core.scheduling.decisions.snapshots import Snapshots
 from synergy_core.scheduling.jobs.cluster import Cluster, Share
 from synergy_core.scheduling.jobs.quotas import Quotas
 from synergy_core.scheduling.jobs.record import NEVER, AnyJob, Job, Placed, gpus_in

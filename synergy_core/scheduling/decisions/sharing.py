@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -11,8 +11,9 @@ import numpy as np
 
 from synergy_core.errors import InputError
 from synergy_core.performance.goodput.pipeline import InputPipeline
-from synergy_core.scheduling.decisions.allocation import Snapshots
-from synergy_core.scheduling.decisions.order import DurationPredictor, Entry, after_jump, next_jump_s, order_key_of
+from synergy_core.scheduling.decisions.chooser import Chooser
+from synergy_core.scheduling.decisions.queue import JobQueue
+from synergy_core.scheduling.decisions.snapshots import Snapshots
 from synergy_core.scheduling.jobs.beliefs import Beliefs
 from synergy_core.scheduling.jobs.cluster import Cluster, NodeType, Share
 from synergy_core.scheduling.jobs.quotas import Quotas
@@ -169,97 +170,35 @@ def _fed(profile: InputPreparation, gpus: int, node: NodeType, own: Share) -> tu
     return Share(*pipeline.enough(gpu_sample_s, storage_bytes_per_s=storage, node_gpus=node_gpus)), speed
 
 
-class KeyedLine:
-    """All active jobs in the order of an ordering policy's keys, then by job id.
+class RankedQueue:
+    """Like `JobQueue` for a policy that ranks jobs: largest rank first, then earliest submission, then job id.
 
-    still: whether the order changes only when jobs arrive and end. A job's key is cached until the job's next event,
-    but keys that fall while jobs run are computed again every round, and keys that jump (`OrderingPolicy.next_change`)
-    in the first round after the jump.
+    Ranks are computed for every decision.
     """
 
-    def __init__(self, order: OrderingPolicy) -> None:
-        self._policy = order
-        self._key_of = order_key_of(order)
-        self._predictor = DurationPredictor() if order.predicted else None
-        self._falls = order.falls_while_running
-        self._jumps = order.next_change is not None
-        self._entries: dict[int, Entry] = {}
-        self._queue: list[Entry] = []  # sorted by the last `stands`; newer entries follow unsorted
-        self._jumps_s: dict[int, float] = {}
-        self.still = not (self._falls or self._jumps)
-
-    def enter(self, job: Job) -> None:
-        if self._predictor is not None:
-            job.predicted_duration_s = self._predictor.predict_s(job)
-        self._keep(job)
-
-    def turned(self, job: Job, now_s: float) -> None:
-        if not self.still:
-            self._keep(job)
-        if self._jumps:
-            self._foresee(job, now_s)
-
-    def settled(self, job: Job) -> None:
-        if not (self.still or job.running):
-            self._keep(job)
-
-    def leave(self, job: Job, now_s: float) -> None:
-        del self._entries[job.job_id]
-        self._jumps_s.pop(job.job_id, None)
-        if self._predictor is not None:
-            self._predictor.ended(job, job.service.attained_gpu_s / job.gpus, now_s)
-
-    def stands(self, now_s: float) -> list[Job]:
-        for job_id in [job_id for job_id, due_s in self._jumps_s.items() if due_s <= now_s]:
-            job = self._entries[job_id][2]
-            after_jump(self._policy, job, now_s)
-            self._keep(job)
-            self._foresee(job, now_s)
-        if self._falls:
-            for job in [each[2] for each in self._entries.values() if each[2].running]:
-                job.settle(now_s)
-                self._keep(job)
-        self._queue = [each for each in self._queue if self._entries.get(each[1]) is each]
-        self._queue.sort()
-        return [each[2] for each in self._queue]
-
-    def _foresee(self, job: Job, now_s: float) -> None:
-        """Computes the instant of the next jump of the job's key."""
-        due_s = next_jump_s(self._policy, job, now_s)
-        self._jumps_s[job.job_id] = NEVER if due_s is None else due_s
-
-    def _keep(self, job: Job) -> None:
-        entry = self._entries[job.job_id] = (self._key_of(job), job.job_id, job)
-        self._queue.append(entry)
-
-
-class RankedLine:
-    """Like `KeyedLine`, but sorted by ranks that the policy computes every round: largest rank first, then earliest
-    submission, then job id."""
-
-    still = False
+    is_still = False
 
     def __init__(self, order: AllocationPolicy, cluster: Cluster, round_s: float) -> None:
         assert order.line is not None
         self._rank = order.line
         self._snapshots = Snapshots(EstimatedClusterState, cluster, None, round_s=round_s)
         self._active: dict[int, Job] = {}
+        self.waiting_jobs = 0
 
     def enter(self, job: Job) -> None:
         self._active[job.job_id] = job
         self._snapshots.entered(job)
+        self.waiting_jobs += 1
 
-    def turned(self, job: Job, now_s: float) -> None:
-        self._snapshots.changed(job)
+    def run(self, job: Job, now_s: float) -> None:
+        self.waiting_jobs -= 1
 
-    def settled(self, job: Job) -> None:
-        """Nothing to do: ranks are computed every round."""
+    def remove(self, job: Job) -> None:
+        if self._active.pop(job.job_id, None) is not None:
+            self._snapshots.left(job)
+            self.waiting_jobs -= not job.running
 
-    def leave(self, job: Job, now_s: float) -> None:
-        del self._active[job.job_id]
-        self._snapshots.left(job)
-
-    def stands(self, now_s: float) -> list[Job]:
+    def in_order(self, now_s: float) -> list[Job]:
         jobs = [self._active[job_id] for job_id in sorted(self._active)]
         if not jobs:
             return []
@@ -268,108 +207,92 @@ class RankedLine:
         state = self._snapshots.of(jobs, now_s, None)
         assert isinstance(state, EstimatedClusterState)
         order = np.lexsort((state.job_id, state.submit_time_s, -self._rank(state)))
-        return [jobs[at] for at in order.tolist()]
+        ranked = [jobs[at] for at in order.tolist()]
+        return sorted(ranked, key=lambda job: job.service.waits_since_s if job.starved else NEVER)
 
 
-class SharingScheduler:
+class SharingChooser(Chooser):
     """Shares out GPUs, CPUs and memory once per round; CPUs and memory of a job change without a restart.
 
     free_moves: a job that moves to other nodes but keeps its GPUs per node continues at no cost. _asked: the jobs'
-    present requests by job id. beliefs: input speeds learned from reports, else None.
+    present requests by job id. _granted: the shares just given out. _changed: whether anything but keys has changed
+    since the last decision.
     """
-
-    last = None
 
     def __init__(self, policy: SharingPolicy, cluster: Cluster, *, free_moves: bool, round_s: float) -> None:
         self._policy = policy
         self._cluster = cluster
         self._needs = Needs(cluster, learns_input=policy.learns_input)
-        self.beliefs = (
-            Beliefs(cluster.gpu_types, policy.information, learns_input=True) if policy.learns_input else None
-        )
+        if policy.learns_input:
+            self.beliefs = Beliefs(cluster.gpu_types, policy.information, learns_input=True)
         self._learning: dict[int, tuple[Job, InputPreparation | None]] = {}
-        self._line: KeyedLine | RankedLine
+        self._queue: JobQueue | RankedQueue
         if isinstance(policy.order, OrderingPolicy):
-            self._line = KeyedLine(policy.order)
+            self._queue = JobQueue(policy.order)
         else:
-            self._line = RankedLine(policy.order, cluster, round_s)
+            self._queue = RankedQueue(policy.order, cluster, round_s)
         self._placement = Placement(cluster)
         self._free_moves = free_moves
         self._asked: dict[int, Applicant] = {}
+        self._granted: list[tuple[Job, Share]] = []
         self._changed = True
-        self.waiting = 0
 
     def arrive(self, job: Job) -> None:
-        self._line.enter(job)
+        self._queue.enter(job)
         if self.beliefs is not None and job.spec is not None:
             job.task = self.beliefs.task(job.spec)
             self._learning[job.job_id] = job, None
         self._asked[job.job_id] = self._needs.asked(job)
-        self.waiting += 1
         self._changed = True
-
-    def finish(self, job: Job, now_s: float) -> None:
-        self._left(job, now_s)
-        self._line.leave(job, now_s)
-        del self._asked[job.job_id]
-        self._learning.pop(job.job_id, None)
 
     def requeue(self, job: Job) -> None:
-        """Updates the key of a stopped job, whose progress is now settled."""
-        self._line.settled(job)
-
-    def evicted(self, job: Job, now_s: float) -> None:
-        self._left(job, now_s)
-        self.waiting += 1
-        self._line.turned(job, now_s)
+        self._queue.enter(job)
         self._asked[job.job_id] = self._needs.asked(job)
 
-    def _left(self, job: Job, now_s: float) -> None:
+    def leave(self, job: Job, now_s: float, *, ended: bool) -> None:
         self._changed = True
+        self._queue.remove(job)
         if job.running:
             self._placement.release(job.placement)
-            job.stopped(now_s)
             job.share = None
-        else:
-            self.waiting -= 1
+        if ended:
+            del self._asked[job.job_id]
+            self._learning.pop(job.job_id, None)
 
-    def respecified(self, job: Job) -> None:
-        """Nothing to do: the scheduler holds no beliefs from the spec."""
-
-    def refresh(self, jobs: Iterable[Job]) -> None:
-        """Nothing to do: mechanisms use input speeds, not models of training jobs."""
-
-    def next_change_s(self, now_s: float) -> float:
-        return NEVER
-
-    def decide(self, now_s: float) -> Decision[Job]:
+    def choose(self, now_s: float) -> Decision[Job]:
         for job_id, (job, before) in self._learning.items():
             profile = self._needs.profile(job)
             if profile != before:  # the job's needs have changed
                 self._learning[job_id] = job, profile
                 self._asked[job_id] = self._needs.asked(job)
                 self._changed = True
-        if not self._changed and (self._line.still or not self.waiting) and not self._cluster.max_wait:
+        idle = self._queue.is_still or not self._queue.waiting_jobs
+        if not self._changed and idle and not self._cluster.max_wait:
             return Decision([], [])
         self._changed = False
-        jobs = self._line.stands(now_s)
-        if self._cluster.max_wait:
-            jobs.sort(key=lambda job: job.service.waits_since_s if job.starved else NEVER)
-        asked = [self._asked[job.job_id] for job in jobs]
+        # 1. The jobs in order, and those that keep their GPUs.
+        jobs, pinned = self._in_order(now_s)
+        # 2. The mechanism shares out the cluster, and its answer is checked.
+        round = self._needs.round([replace(self._asked[job.job_id], pinned=job.job_id in pinned) for job in jobs])
+        answer = self._policy.mechanism.share_out(round)
+        self._check(round, answer)
+        # 3. The answer becomes stops and starts.
+        return self._carried_out(jobs, answer, now_s)
+
+    def _in_order(self, now_s: float) -> tuple[list[Job], set[int]]:
+        """The jobs in the order in which they are served, and the ids of those that must keep their GPUs, the first."""
+        if isinstance(self._queue, JobQueue):
+            self._queue.read_started()
+            self._queue.advance(now_s)
+        jobs = self._queue.in_order(now_s)
         pinned = {job.job_id for job in jobs if job.must_stay or (job.running and now_s <= job.instants.keeps_until_s)}
         if self._cluster.borrowing and self._cluster.reclaim == "never":
             held = Quotas(self._cluster.virtual_clusters)
             for job in jobs:
                 held.use(job.request.virtual_cluster, job.held_gpus)
             pinned |= {job.job_id for job in jobs if job.running and held.left(job.request.virtual_cluster) < 0}
-        if pinned:
-            self._changed = True  # pins expire
-            jobs.sort(key=lambda job: job.job_id not in pinned)
-            asked = [replace(self._asked[job.job_id], pinned=job.job_id in pinned) for job in jobs]
-        round = self._needs.round(asked)
-        answer = self._policy.mechanism.share_out(round)
-        self._check(round, answer)
-        return self._enter(jobs, answer, now_s)
+        self._changed |= bool(pinned)  # pins expire
+        return sorted(jobs, key=lambda job: job.job_id not in pinned), pinned
 
     def _check(self, round: SharingRound, answer: Answer) -> None:
         """Checks a mechanism's answer; raises an error that names the fault."""
@@ -404,12 +327,13 @@ class SharingScheduler:
                     f"which has {has[0]}, {has[1]:g} and {has[2]:g} GB."
                 )
 
-    def _enter(self, jobs: list[Job], answer: Answer, now_s: float) -> Decision[Job]:
-        """Applies the answer to the jobs and returns the decision."""
+    def _carried_out(self, jobs: list[Job], answer: Answer, now_s: float) -> Decision[Job]:
+        """The stops and starts that the answer means."""
         stops: list[tuple[Job, Placed]] = []
         wanted: list[tuple[Job, Grant]] = []
         moved: set[int] = set()
         retuned: list[Job] = []
+        self._granted = []
         for job, grant in zip(jobs, answer, strict=True):
             asked = self._asked[job.job_id]
             if grant is None:
@@ -419,30 +343,37 @@ class SharingScheduler:
                 wanted.append((job, grant))
             elif sorted(grant.on) == sorted(asked.held):
                 if job.share != grant.share:
-                    job.share = grant.share
+                    self._granted.append((job, grant.share))
                     retuned.append(job)
             else:
                 if self._free_moves and _shape(grant.on) == _shape(asked.held):
                     moved.add(job.job_id)
                 stops.append((job, job.placement))
                 wanted.append((job, grant))
-        for job, placed in stops:
+        for _, placed in stops:
             self._placement.release(placed)
-            job.stopped(now_s)
+        starts = [(job, self._placement.take(list(grant.on))) for job, grant in wanted]
+        self._granted += [(job, grant.share) for job, grant in wanted]
+        goes_on = {job.job_id for job, _ in wanted}
+        for job, _ in stops:
+            if job.job_id not in goes_on:
+                self._queue.remove(job)
+        for job, _ in wanted:
+            if not job.running:
+                self._queue.run(job, now_s)
+        return Decision(stops, starts, retuned=tuple(retuned), moved=frozenset(moved))
+
+    def entered(self, decision: Decision[Job], now_s: float) -> Decision[Job]:
+        for job, _ in decision.stops:
             job.share = None
-        starts = []
-        for job, grant in wanted:
-            placed = self._placement.take(list(grant.on))
-            job.started(now_s, placed, moved=job.job_id in moved)
-            job.share = grant.share
-            starts.append((job, placed))
-        for job in {each[0].job_id: each[0] for each in (*stops, *starts)}.values():
+        for job, share in self._granted:
+            job.share = share
+        for job in {job.job_id: job for job, _ in (*decision.stops, *decision.starts, *self._granted)}.values():
             self._asked[job.job_id] = self._needs.asked(job)
-            self._line.turned(job, now_s)
-        for job in retuned:
-            self._asked[job.job_id] = self._needs.asked(job)
-        self.waiting += len(stops) - len(starts)
-        return Decision(stops, starts, retuned=tuple(retuned))
+        if isinstance(self._queue, JobQueue):
+            for job, _ in self._granted:
+                self._queue.started(job, now_s, moved=True)
+        return decision
 
 
 def _shape(on: OnNodes) -> list[int]:

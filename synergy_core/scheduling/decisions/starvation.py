@@ -12,12 +12,9 @@ them than two small jobs would never start beside a stream of small ones, and no
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Generic
 
-from synergy_core.scheduling.decisions.protocol import Scheduler
 from synergy_core.scheduling.jobs.record import NEVER, AnyJob, Decision
-from synergy_core.scheduling.jobs.views import Allocations, ClusterState
 from synergy_core.scheduling.policies import OrderingPolicy, Policy, SharingPolicy
 from synergy_core.units import TICK_S, grid_ceil
 
@@ -64,73 +61,56 @@ class RunTimes(Generic[AnyJob]):
         return self._running / self._jobs if self._jobs else 0.0
 
 
-class Guarded(Generic[AnyJob]):
-    """A scheduler that marks starved jobs (`Job.starved`) before another scheduler, which puts them first, decides.
+class Waits(Generic[AnyJob]):
+    """Marks jobs that have waited for too long (`Job.starved`), and lets them keep their GPUs for a while.
 
-    It is a `Scheduler` itself. max_wait: of the cluster. in_rounds: whether decisions have fixed times.
+    max_wait: of the cluster. in_rounds: whether decisions have fixed times.
     """
 
-    def __init__(self, scheduler: Scheduler[AnyJob], max_wait: float, *, in_rounds: bool) -> None:
-        self._scheduler = scheduler
+    def __init__(self, max_wait: float, *, in_rounds: bool) -> None:
         self._max_wait = max_wait
         self._in_rounds = in_rounds
         self._waiting: dict[int, AnyJob] = {}
         self._kept_until_s: dict[int, tuple[AnyJob, float]] = {}  # starved jobs that run
         self._run_times: RunTimes[AnyJob] = RunTimes()
 
-    @property
-    def waiting(self) -> int:
-        return self._scheduler.waiting
-
-    @property
-    def last(self) -> tuple[ClusterState, Allocations] | None:
-        return self._scheduler.last
-
     def bound_s(self, now_s: float) -> float:
         """Seconds after which a job that waits now is starved."""
         return self._max_wait * max(LEAST_S, MEAN_RUNS * self._run_times.mean_s(now_s))
 
-    def arrive(self, job: AnyJob) -> None:
+    def begin(self, job: AnyJob) -> None:
+        """A job that has arrived waits."""
         self._waiting[job.job_id] = job
-        self._scheduler.arrive(job)
 
-    def requeue(self, job: AnyJob) -> None:
-        self._scheduler.requeue(job)
+    def stop(self, job: AnyJob, now_s: float) -> None:
+        """A job that ran waits again."""
+        self._run_times.stop(now_s)
+        self._waiting[job.job_id] = job
+        self._kept_until_s.pop(job.job_id, None)
 
-    def respecified(self, job: AnyJob) -> None:
-        self._scheduler.respecified(job)
-
-    def refresh(self, jobs: Iterable[AnyJob]) -> None:
-        self._scheduler.refresh(jobs)
-
-    def evicted(self, job: AnyJob, now_s: float) -> None:
-        self._stopped(job, now_s)
-        self._scheduler.evicted(job, now_s)
-
-    def finish(self, job: AnyJob, now_s: float) -> None:
+    def end(self, job: AnyJob, now_s: float) -> None:
+        """A job has ended, or is withdrawn."""
         if job.running:
             self._run_times.stop(now_s)
         self._run_times.leave(job)
         self._waiting.pop(job.job_id, None)
         self._kept_until_s.pop(job.job_id, None)
-        self._scheduler.finish(job, now_s)
         job.starved = False
 
-    def _stopped(self, job: AnyJob, now_s: float) -> None:
-        self._run_times.stop(now_s)
-        self._waiting[job.job_id] = job
-        self._kept_until_s.pop(job.job_id, None)
-
-    def decide(self, now_s: float) -> Decision[AnyJob]:
+    def mark(self, now_s: float) -> None:
+        """Marks the jobs that are starved now, and takes the mark from those that have kept their GPUs long enough."""
         bound_s = self.bound_s(now_s)
         for job in self._waiting.values():
             job.starved = job.starved or now_s - job.service.waits_since_s >= bound_s
         for job in [job for job, until_s in self._kept_until_s.values() if until_s <= now_s]:
             del self._kept_until_s[job.job_id]
             job.starved = False
-        decision = self._scheduler.decide(now_s)
+
+    def count(self, decision: Decision[AnyJob], now_s: float) -> None:
+        """Counts the jobs that a decision has stopped and started."""
+        bound_s = self.bound_s(now_s)
         for job, _ in decision.stops:
-            self._stopped(job, now_s)
+            self.stop(job, now_s)
         for job, _ in decision.starts:
             self._waiting.pop(job.job_id, None)
             self._run_times.start(job, now_s)
@@ -138,14 +118,12 @@ class Guarded(Generic[AnyJob]):
                 resizable = job.spec is not None and not job.spec.fixed_gpus
                 keeps_s = self._max_wait * LEAST_S if resizable else bound_s
                 self._kept_until_s[job.job_id] = job, grid_ceil(now_s + keeps_s)
-        return decision
 
     def next_change_s(self, now_s: float) -> float:
-        """Also the next instant at which a job is starved, or has kept its GPUs for long enough."""
-        change_s = self._scheduler.next_change_s(now_s)
+        """The next instant at which a job is starved, or has kept its GPUs for long enough; inf if none is known."""
         if self._in_rounds:
-            return change_s
-        change_s = min([change_s, *[until_s for _, until_s in self._kept_until_s.values()]])
+            return NEVER
+        change_s = min([until_s for _, until_s in self._kept_until_s.values()], default=NEVER)
         since_s = min([job.service.waits_since_s for job in self._waiting.values() if not job.starved], default=NEVER)
         return change_s if since_s == NEVER else min(change_s, self._starves_s(since_s, now_s))
 
@@ -165,11 +143,6 @@ class Guarded(Generic[AnyJob]):
             return NEVER
         # now − since = bound, with bound = mean + rate · (now − now_s)
         return max(grid_ceil(now_s + (mean_s - (now_s - since_s)) / (1.0 - rate)), now_s + TICK_S)
-
-
-def guarded(policy: Policy, scheduler: Scheduler[AnyJob], max_wait: float) -> Scheduler[AnyJob]:
-    """The scheduler itself, or one that bounds waits, if `Cluster.max_wait` is set and the policy is not exempt."""
-    return Guarded(scheduler, max_wait, in_rounds=policy.in_rounds) if max_wait and not exempt(policy) else scheduler
 
 
 def exempt(policy: Policy) -> bool:

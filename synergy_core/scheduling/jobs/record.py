@@ -224,7 +224,7 @@ class Decision(NamedTuple, Generic[AnyJob]):
 
     A stop names the GPUs that the job held, a start the GPUs that it gets; a job in both moves or restarts. objective,
     bound: of the allocator's solution; NaN if no optimisation problem was solved. retuned: running jobs for which the
-    scheduler has chosen another batch (`Job.plan`).
+    scheduler has chosen another batch (`Job.plan`). moved: ids of started jobs that continue without a restart.
     """
 
     stops: list[tuple[AnyJob, Placed]]
@@ -232,3 +232,4 @@ class Decision(NamedTuple, Generic[AnyJob]):
     objective: float = NONE
     bound: float = NONE
     retuned: tuple[AnyJob, ...] = ()
+    moved: frozenset[int] = frozenset()

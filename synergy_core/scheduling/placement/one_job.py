@@ -204,10 +204,11 @@ def per_node(placed: Placed) -> list[tuple[int, int]]:
 class Placement:
     """The free GPUs of a cluster, on which jobs are placed. All GPUs of a job have one type."""
 
-    __slots__ = ("_type_of_node", "pools")
+    __slots__ = ("_keeps_order", "_type_of_node", "pools")
 
     def __init__(self, cluster: Cluster) -> None:
         self._type_of_node = cluster.type_of_node
+        self._keeps_order = cluster.placement == "most_free"
         capacity: dict[str, dict[int, int]] = {gpu_type: {} for gpu_type in cluster.gpu_types}
         for node, node_type in enumerate(cluster.node_type_of):
             capacity[node_type.gpu_type][node] = node_type.gpus_per_node
@@ -245,6 +246,19 @@ class Placement:
             if placed is not None:
                 return placed
         return None
+
+    def place_all(self, jobs: Sequence[tuple[Job, str]]) -> list[tuple[Job, Placed]]:
+        """Places jobs that fit by number of GPUs, each on any GPUs of a type ("" for any); returns their GPUs.
+
+        The widest go first, to find whole nodes. Under most_free jobs keep their order, as in Pollux's simulator.
+        """
+        in_order = len(jobs) < 2 or self._keeps_order
+        starts = []
+        for job, gpu_type in jobs if in_order else sorted(jobs, key=lambda each: (-each[0].gpus, each[0].job_id)):
+            placed = self.place(job.gpus, gpu_type)
+            assert placed is not None, f"{job} fits by number of GPUs but finds none"
+            starts.append((job, placed))
+        return starts
 
     def take(self, node_gpus: list[tuple[int, int]]) -> Placed:
         """Claims the given number of free GPUs on each node; all nodes must have the same GPU type."""

@@ -10,8 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from synergy_core.scheduling.decisions.lanes import Lane
-from synergy_core.scheduling.decisions.order import Entry, Reservation, after_jump, expected_end_s, next_jump_s
+from synergy_core.scheduling.decisions.queue import JobQueue
+from synergy_core.scheduling.decisions.reservation import Reservation, expected_end_s
 from synergy_core.scheduling.jobs.cluster import Cluster
 from synergy_core.scheduling.jobs.quotas import Quotas, fewest
 from synergy_core.scheduling.jobs.record import NEVER, Decision, Job, Placed
@@ -34,8 +34,6 @@ class Trial(ABC):
     """The cluster and its quotas."""
     placement: Placement
     """The copy of the placement, which the walk changes."""
-    running: dict[int, Job]
-    """Running jobs by id."""
     now_s: float
     """Instant of the decision."""
     patience: Patience
@@ -56,8 +54,8 @@ class Trial(ABC):
         """Running jobs beyond their tenants' quotas, in order, which may have to give their GPUs back."""
 
     @abstractmethod
-    def walk(self, waiting: list[Entry], running: list[Entry]) -> None:
-        """Fills `stops` and `starts`; both lists are in the order of keys."""
+    def walk(self, order: list[Job]) -> None:
+        """Fills `stops` and `starts`. order: the active jobs in the order of their keys."""
 
     def _use(self, job: Job) -> None:
         self._quotas.use(job.request.virtual_cluster, job.gpus)
@@ -108,6 +106,25 @@ class Trial(ABC):
         """Whether a running job still holds GPUs that another job may take."""
         return job.job_id not in self.stops
 
+    def _place_again(self, before: Placement) -> None:
+        """Chooses the GPUs of starting jobs as lanes do, once it is known which jobs run (`Placement.place_all`).
+
+        Jobs keep the GPU type that the walk has chosen. Nothing changes if GPUs must lie together.
+        before: the placement before the walk.
+        """
+        if self.patience.after_s:
+            return
+        type_of = self.cluster.type_of
+        for job_id in [each for each in self.stops if each in self.starts]:  # displaced, and then let in again
+            job, placed = self.starts[job_id]
+            if type_of(placed) == type_of(job.placement):
+                del self.stops[job_id], self.starts[job_id]
+        for job in self.stops.values():
+            before.release(job.placement)
+        again = before.place_all([(job, type_of(placed)) for job, placed in self.starts.values()])
+        self.starts = {job.job_id: (job, placed) for job, placed in again}
+        self.placement = before
+
     def _to_give_back(self, job: Job) -> list[Job]:
         """The borrowers with the fewest GPUs that make room for a job within its quota; [] if there are none."""
         gpu_type, gpus, scattered = self._kind(job)
@@ -141,17 +158,22 @@ class Trial(ABC):
 class Keeping(Trial):
     """Without preemption: running jobs stay unless they must give borrowed GPUs back; waiting jobs start in order."""
 
-    def walk(self, waiting: list[Entry], running: list[Entry]) -> None:
+    _running: list[Job]
+    """Jobs that run before the walk, in order."""
+
+    def walk(self, order: list[Job]) -> None:
         """Starts jobs within quota in order, then jobs beyond it, except on GPU types that a head within quota needs.
 
         Repeats until no job starts, because a head that starts by borrowing unblocks its lane.
         """
-        for _, _, job in running:
+        before, self._running = self.placement.copy(), [job for job in order if job.running]
+        for job in self._running:
             self._use(job)
         if self.reclaims:
-            within = self._likely_within_quota([entry[2] for entry in running])
-            self._borrowers = [job for _, _, job in running if job.job_id not in within]
-        self._walk([entry[2] for entry in waiting])
+            within = self._likely_within_quota(self._running)
+            self._borrowers = [job for job in self._running if job.job_id not in within]
+        self._walk([job for job in order if not job.running])
+        self._place_again(before)
 
     def _walk(self, waiting: list[Job]) -> None:
         strict, before = self.policy.backfill == "none", -1
@@ -270,7 +292,7 @@ class Reserving(Keeping):
     def _reserve(self, head: Job) -> Reservation:
         """Computes the promise to a head from running jobs' expected ends and, unless tenants borrow, its quota."""
         now_s = self.now_s
-        held = [(job.service.settled_s, job, job.placement) for job in self.running.values() if self._holds(job)]
+        held = [(job.service.settled_s, job, job.placement) for job in self._running if self._holds(job)]
         held += [(now_s, job, placed) for job, placed in self.starts.values()]
         ends = [(expected_end_s(start_s, job.request.estimate_s, now_s), job, placed) for start_s, job, placed in held]
         ends.sort(key=lambda each: (each[0], each[1].job_id))
@@ -293,9 +315,8 @@ class Preempting(Trial):
     _victims: list[Job]
     _fixed: set[int]
 
-    def walk(self, waiting: list[Entry], running: list[Entry]) -> None:
+    def walk(self, order: list[Job]) -> None:
         before = self.placement.copy()
-        order = [entry[2] for entry in sorted([*waiting, *running])]
         # Jobs lose GPUs from the end of this list: first jobs over quota, then the others, each by falling key.
         stay = self.cluster.borrowing and not self.reclaims
         within = {job.job_id for job in order} if stay else self._likely_within_quota(order)
@@ -373,128 +394,70 @@ class Preempting(Trial):
         }
         for job_id in stay:
             del self.stops[job_id]
-        if self.patience.after_s:
-            return  # some jobs must move so that GPUs lie together
-        stops = {job_id: job for job_id, job in self.stops.items() if job_id not in self.starts}
-        for job in stops.values():
-            before.release(job.placement)
-        starts: dict[int, tuple[Job, Placed]] = {}
-        fresh = [job for job_id, (job, _) in self.starts.items() if job_id not in self.stops]
-        for job in sorted(fresh, key=lambda job: (-job.gpus, job.job_id)):
-            placed = before.place(job.gpus, job.request.gpu_type)
-            if placed is None:
-                return
-            starts[job.job_id] = (job, placed)
-        self.placement, self.stops, self.starts = before, stops, starts
+        self._place_again(before)
 
 
-class WalkLane(Lane):
-    """A lane that walks over all active jobs at every decision and keeps no sorted queue between decisions."""
+class Walk:
+    """Decides by a walk over all active jobs."""
 
-    def __init__(self, policy: OrderingPolicy, cluster: Cluster, placement: Placement, quotas: dict[str, int]) -> None:
-        super().__init__(policy, cluster, placement, quotas)
+    def __init__(self, policy: OrderingPolicy, cluster: Cluster, placement: Placement) -> None:
+        self._policy = policy
         self._cluster = cluster
-        self._waiting: dict[int, Job] = {}
-        self._running: dict[int, Job] = {}
-        self._changes: dict[int, float] = {}
+        self._placement = placement
+        self._queue = JobQueue(policy)
+        self._patience = Patience(cluster)
         self._again_s = NEVER
         # Without borrowing, tenants take turns if GPUs must lie together, so that no job is stopped for a job of
         # another tenant. EASY walks over all tenants' jobs together, because no job may delay any tenant's head.
-        self._easy = not policy.preemptive and policy.backfill == "easy"
-        take_turns = cluster.virtual_clusters and not cluster.borrowing and self.together and not self._easy
+        easy, together = not policy.preemptive and policy.backfill == "easy", cluster.scatter_after_s > 0
+        take_turns = cluster.virtual_clusters and not cluster.borrowing and together and not easy
         self._turns: list[str | None] = [*cluster.virtual_clusters] if take_turns else [None]
-        self._decides_again = bool(cluster.virtual_clusters) and len(cluster.gpu_types) > 1
-        self._zero_s: dict[int, float] = {}  # instant at which a running job's falling key reaches zero
-        self._started: dict[int, float] = {}  # decision instants of jobs that have started since the last decision
+        self._trial: type[Trial] = Preempting if policy.preemptive else Reserving if easy else Keeping
 
-    def _wait(self, job: Job, since_s: float) -> None:
-        self._waiting[job.job_id] = job
-        self._expect_change(job, since_s)
+    def enter(self, job: Job) -> None:
+        self._patience.begin(job)
+        self._queue.enter(job)
 
-    def withdraw(self, job: Job) -> None:
-        self._waiting.pop(job.job_id, None)
-        self._changes.pop(job.job_id, None)
-        self.waiting = len(self._waiting)
+    def remove(self, job: Job) -> None:
+        if job.running:
+            self._placement.release(job.placement)
+        self._queue.remove(job)
 
-    def leave(self, job: Job) -> None:
-        del self._running[job.job_id]
-        self._changes.pop(job.job_id, None)
-        self._zero_s.pop(job.job_id, None)
-        self.placement.release(job.placement)
-
-    def started(self, job: Job, now_s: float) -> None:
-        self._expect_change(job, now_s)
-        self._started[job.job_id] = now_s
-
-    def _expect_change(self, job: Job, now_s: float) -> None:
-        instant_s = next_jump_s(self.policy, job, now_s)
-        if instant_s is None:
-            self._changes.pop(job.job_id, None)
-        else:
-            self._changes[job.job_id] = instant_s
+    def started(self, job: Job, now_s: float, *, moved: bool) -> None:
+        self._queue.started(job, now_s, moved=moved)
 
     def next_change_s(self, now_s: float) -> float:
-        return min(self._again_s, self._patience.next_s(), min(self._changes.values(), default=NEVER))
+        return min(self._again_s, self._patience.next_s(), self._queue.next_jump_s())
 
     def decide(self, now_s: float) -> Decision[Job]:
-        if self.policy.falls_while_running:
-            for job_id, decided_s in self._started.items():
-                if job_id in self._running:  # its remaining time is known now that it has started
-                    self._zero_s[job_id] = self._key(self._running[job_id])[0] + decided_s
-        self._started.clear()
-        for job_id in [each for each, instant_s in self._changes.items() if instant_s <= now_s]:
-            job = self._running.get(job_id) or self._waiting[job_id]
-            while (instant_s := self._changes.get(job_id, NEVER)) <= now_s:  # several, if rounds delay decisions
-                after_jump(self.policy, job, instant_s)
-                self._expect_change(job, max(instant_s, job.service.settled_s))
+        self._queue.read_started()
+        self._queue.advance(now_s)
         self._patience.over(now_s)
         self._again_s = NEVER
-        if not self._waiting:
-            return Decision([], [])
         stops: list[tuple[Job, Placed]] = []
         starts: list[tuple[Job, Placed]] = []
+        if not self._queue.waiting_jobs:
+            return Decision(stops, starts)
+        order = self._queue.in_order(now_s)
         for number, tenant in enumerate(self._turns):
-            decision = self._walk(tenant, now_s)
-            stops += decision.stops
-            starts += decision.starts
+            trial = self._walk([job for job in order if tenant in (None, job.request.virtual_cluster)], tenant, now_s)
+            stops += [(job, job.placement) for job in trial.stops.values()]
+            starts += trial.starts.values()
             # The freed GPUs may be enough for an earlier tenant, or for a job that requests their type.
-            if decision.stops and (number or self._decides_again):
+            if trial.stops and (number or (self._cluster.virtual_clusters and len(self._cluster.gpu_types) > 1)):
                 self._again_s = now_s + TICK_S
-        self.waiting = len(self._waiting)
         return Decision(stops, starts)
 
-    def _walk(self, tenant: str | None, now_s: float) -> Decision[Job]:
+    def _walk(self, order: list[Job], tenant: str | None, now_s: float) -> Trial:
         """One walk over a tenant's jobs, or over all jobs if `tenant` is None."""
-        waiting, running = (
-            {job_id: job for job_id, job in jobs.items() if tenant in (None, job.request.virtual_cluster)}
-            for jobs in (self._waiting, self._running)
-        )
-        kind: type[Trial] = Preempting if self.policy.preemptive else Reserving if self._easy else Keeping
         own_quota = None if tenant is None else self._cluster.virtual_clusters[tenant]
-        trial = kind(self.policy, self._cluster, self.placement.copy(), running, now_s, self._patience, own_quota)
-        trial.walk(self._ordered(waiting, now_s), self._ordered(running, now_s))
-        self.placement = trial.placement
-        held = [(job, job.placement) for job in trial.stops.values()]
-        for job_id in trial.stops:
-            del self._running[job_id]
-            self._changes.pop(job_id, None)
+        trial = self._trial(self._policy, self._cluster, self._placement.copy(), now_s, self._patience, own_quota)
+        trial.walk(order)
+        self._placement = trial.placement
+        for job_id, job in trial.stops.items():
+            if job_id not in trial.starts:
+                self._queue.remove(job)
         for job, _ in trial.starts.values():
-            if self.policy.falls_while_running:
-                if job.running:  # it moves
-                    self._started[job.job_id] = now_s
-                else:
-                    self._zero_s[job.job_id] = self._key(job)[0] + now_s
-            self._waiting.pop(job.job_id, None)
-            self._running[job.job_id] = job
-        return Decision(held, list(trial.starts.values()))
-
-    def _ordered(self, jobs: dict[int, Job], now_s: float) -> list[Entry]:
-        entries = []
-        for job in jobs.values():
-            key = self._key(job)
-            if job.starved:
-                key = (-NEVER, job.service.waits_since_s)
-            elif self.policy.falls_while_running and job.running:
-                key = (self._zero_s[job.job_id] - now_s, *key[1:])
-            entries.append((key, job.job_id, job))
-        return sorted(entries)
+            if not job.running:
+                self._queue.run(job, now_s)
+        return trial
