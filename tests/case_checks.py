@@ -10,7 +10,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from cases import Case
 from hydra import compose, initialize_config_dir
 from jobs import WALKING, facts
@@ -103,21 +102,5 @@ def _composed(trace: str, testbed: str) -> Any:
 
 
 def _walks(made: PreparedRun) -> bool:
-    """Whether the walk over all jobs must decide as the quicker queue does, event for event.
-
-    Where counts decide, both let the same jobs run, but not on the same GPUs. That makes a difference where speeds
-    depend on the nodes, and where GPUs are handed over later than it is decided.
-    """
-    cluster, execution = made.cluster, made.execution
-    measured = () if made.truth is None else (each.costs for each in made.truth.profile.values())
-    if not isinstance(made.policy, OrderingPolicy) or len(cluster.gpu_types) > 1 or cluster.borrowing:
-        return False
-    if cluster.scatter_after_s > 0:
-        return True
-    trained = np.isfinite(made.workload.work_scale).any()
-    nodes_matter = trained and cluster.nodes > 1 and max(cluster.largest_nodes.values()) > 1
-    return (
-        not nodes_matter
-        and not any(costs.exit_s for costs in (execution.costs, *measured))
-        and (execution.round_s is None or execution.decide_fraction == 1)
-    )
+    """Whether the walk over all jobs must decide as the quicker lanes do, event for event."""
+    return isinstance(made.policy, OrderingPolicy) and len(made.cluster.gpu_types) == 1 and not made.cluster.borrowing

@@ -42,9 +42,9 @@ class PreemptiveLane(Lane):
 
     def _try_again(self, job: Job) -> None:
         """Tries the job's line again if the job is its first."""
-        entry: Any = job.ticket
-        if entry is not None and self.queue.waiting[entry[3]].first is entry:
-            self._untried[entry[3]] = self.queue.waiting[entry[3]]
+        for form, line in self.queue.waiting.items():
+            if line.first is not None and line.first is job.ticket:
+                self._untried[form] = line
 
     def remove(self, job: Job) -> None:
         super().remove(job)
