@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from synergy_core.errors import InputError
 from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
 from synergy_core.scheduling.jobs.record import Placed
+from synergy_core.scheduling.placement.one_job import Placement
 from synergy_core.scheduling.placement.whole_round import Packing, packing
 
 DIVISIBLE = (1, 2, 4, 8, 16, 32)
@@ -41,13 +42,11 @@ def check(cluster: Cluster, gpus: list[int], kinds: list[int], packed: Packing, 
         assert packed.placed[job] != current[job]
 
 
-def free_masks(cluster: Cluster, placements: list[Placed]) -> list[int]:
-    """For each node, the mask of the GPUs outside all placements, which must not overlap."""
-    free = [(1 << each.gpus_per_node) - 1 for each in cluster.node_type_of]
-    for node, mask in [pair for placed in placements for pair in placed]:
-        assert free[node] & mask == mask, "two jobs hold one GPU"
-        free[node] ^= mask
-    return free
+def occupied(cluster: Cluster, placements: list[Placed]) -> Placement:
+    """The GPUs outside all placements, which must not overlap."""
+    placement = Placement(cluster)
+    assert all(placement.claim(placed) for placed in placements if placed), "two jobs hold one GPU"
+    return placement
 
 
 def fill(rng: np.random.Generator, left: list[int], sizes: tuple[int, ...]) -> tuple[list[int], list[int]]:
@@ -111,14 +110,23 @@ def test_jobs_are_placed_beside_others_that_keep_their_gpus(seed: int, sizes: tu
     cluster = cluster_of(("a", 5, 8), ("b", 4, 4))
     gpus, kinds = fill(rng, [40, 16], sizes)
     current = packing(cluster, np.array(gpus), np.array(kinds), [()] * len(gpus)).placed
-    free = free_masks(cluster, current)
+    placement = occupied(cluster, current)
     listed = np.flatnonzero(rng.random(len(gpus)) >= 0.3).tolist()
     others = [placed for job, placed in enumerate(current) if job not in listed]
     gpus, kinds, current = ([column[job] for job in listed] for column in (gpus, kinds, current))
     gpus = [int(rng.integers(0, count + 1)) if rng.random() < 0.5 else count for count in gpus]
-    packed = packing(cluster, np.array(gpus, dtype=int), np.array(kinds, dtype=int), current, free)
+    packed = packing(cluster, np.array(gpus, dtype=int), np.array(kinds, dtype=int), current, placement)
     check(cluster, gpus, kinds, packed, current)
-    free_masks(cluster, [*packed.placed, *others])
+    occupied(cluster, [*packed.placed, *others])
+
+
+@given(free=st.lists(st.integers(0, 4), min_size=1, max_size=5), gpus=st.integers(1, 12))
+def test_a_lone_job_is_packed_onto_the_gpus_on_which_it_would_be_placed(free: list[int], gpus: int) -> None:
+    cluster = cluster_of(("a", len(free), 4))
+    placement = occupied(cluster, [((node, (1 << 4 - left) - 1),) for node, left in enumerate(free) if left < 4])
+    assume(gpus <= sum(free))
+    packed = packing(cluster, np.array([gpus]), np.array([0]), [()], placement)
+    assert packed.placed == [placement.place(gpus, scattered=bool(packed.spread))]
 
 
 ONE, TWO = (("v100", 2, 4),), (("a", 1, 4), ("b", 1, 4))
@@ -141,7 +149,7 @@ FULL = (1 << 64) - 1
         ),
         pytest.param(
             *(ONE, [3, 3, 2], [0, 0, 0], [()] * 3),
-            *([((0, 0b0111),), ((1, 0b0111),), ((1, 0b1000), (0, 0b1000))], [], [2]),
+            *([((0, 0b0111),), ((1, 0b0111),), ((0, 0b1000), (1, 0b1000))], [], [2]),
             id="spreading is the last resort",
         ),
         pytest.param(
@@ -184,7 +192,7 @@ def test_jobs_are_packed_as_a_hand_would(nodes, gpus, kinds, current, placed, mi
 
 
 @pytest.mark.parametrize(
-    ("gpus", "kinds", "current", "free", "message"),
+    ("gpus", "kinds", "current", "others", "message"),
     [
         ([5], [0], [()], None, "the jobs on a need 5 GPUs, but there are 4 for them"),
         ([5], [-1], [()], None, r"jobs of any type need 5 GPUs, each on one type; the types have \[4\] left"),
@@ -193,12 +201,13 @@ def test_jobs_are_packed_as_a_hand_would(nodes, gpus, kinds, current, placed, mi
         ([1, 1], [0], [()], None, "have 2, 1, 1 entries"),
         ([1], [0], [((7, 1),)], None, "node 7, which does not exist"),
         ([1, 1], [0, 0], [((0, 1),), ((0, 1),)], None, "job 1 is listed on GPUs 0b1 of node 0"),
-        ([2], [0], [((0, 1),)], [0], "the jobs on a need 2 GPUs, but there are 1 for them"),
+        ([2], [0], [((0, 1),)], [((0, 0b1110),)], "the jobs on a need 2 GPUs, but there are 1 for them"),
     ],
 )
 def test_bad_packing_is_refused_with_what_was_expected(
-    gpus: list[int], kinds: list[int], current: list[Placed], free: list[int] | None, message: str
+    gpus: list[int], kinds: list[int], current: list[Placed], others: list[Placed] | None, message: str
 ) -> None:
     cluster = cluster_of(("a", 1, 4))
+    placement = None if others is None else occupied(cluster, [*current, *others])
     with pytest.raises(InputError, match=message):
-        packing(cluster, np.array(gpus), np.array(kinds), current, free)
+        packing(cluster, np.array(gpus), np.array(kinds), current, placement)

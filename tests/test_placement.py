@@ -102,10 +102,9 @@ def test_even_placement_has_the_smallest_crowd_on_the_fewest_nodes(free, gpus):
     ways = [way for way in product(*(range(left + 1) for left in free)) if sum(way) == gpus]
     fewest = min(len(way) - way.count(0) for way in ways)
     crowd = min(max(way) for way in ways if len(way) - way.count(0) == fewest)
+    packed = packing(machines, np.array([gpus]), np.array([0]), [()], placement)
     found = placement.place(gpus)
     assert (len(found), max(mask.bit_count() for _, mask in found)) == (fewest, crowd)
-    masks = [(1 << left) - 1 << (4 - left) for left in free]
-    packed = packing(machines, np.array([gpus]), np.array([0]), [()], masks)
     if packed.spread:
         last = packed.placed[-1]
         assert (len(last), max(mask.bit_count() for _, mask in last)) == (fewest, crowd)

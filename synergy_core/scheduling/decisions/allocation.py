@@ -139,8 +139,7 @@ class Placer:
         chosen = np.flatnonzero(moves)
         jobs = [jobs[at] for at in chosen.tolist()]
         current = [job.placement for job in jobs]
-        free = self._placement.free_masks()
-        packed = packing(self._cluster, answer.gpus[chosen], gpu_type[chosen], current, free)
+        packed = packing(self._cluster, answer.gpus[chosen], gpu_type[chosen], current, self._placement)
         for at in packed.spread:
             if self._patience.ends_s(jobs[at]) > state.now_s:
                 packed.placed[at] = ()

@@ -72,7 +72,7 @@ class TypePool:
         if whole is not None and len(whole) <= len(chosen):
             return whole
         *full, (last, rest) = chosen
-        best = _fullest(by_free, rest, sum([self.bit_of[node] for node, _ in full]))
+        best = fullest(by_free, rest, sum([self.bit_of[node] for node, _ in full]))
         assert best is not None, f"node {last} has {rest} free GPUs"
         return [*full, (best, rest)]
 
@@ -146,17 +146,17 @@ def whole_nodes(by_free: list[int], of_size: list[int], gpus: int) -> list[tuple
     taken = 0
     for size in range(len(by_free) - 1, 0, -1):
         idle = by_free[size] & of_size[size]
-        while idle and _fullest(by_free, gpus, taken) is None:
+        while idle and fullest(by_free, gpus, taken) is None:
             bit = idle & -idle
             idle ^= bit
             taken |= bit
             chosen.append((bit.bit_length() - 1, size))
             gpus -= size
-    last = _fullest(by_free, gpus, taken)
+    last = fullest(by_free, gpus, taken)
     return None if last is None else [*chosen, (last, gpus)]
 
 
-def _fullest(by_free: list[int], gpus: int, taken: int) -> int | None:
+def fullest(by_free: list[int], gpus: int, taken: int = 0) -> int | None:
     """The node with the fewest free GPUs among nodes with at least `gpus` that are not in the mask `taken`."""
     for free in range(gpus, len(by_free)):
         nodes = by_free[free] & ~taken
@@ -224,10 +224,6 @@ class Placement:
     def free_gpus(self) -> int:
         """Free GPUs of all types."""
         return sum(pool.gpus for pool in self.pools.values())
-
-    def free_masks(self) -> list[int]:
-        """For each node of the cluster, the mask of its free GPUs."""
-        return [self.pools[gpu_type].free_mask[node] for node, gpu_type in enumerate(self._type_of_node)]
 
     def _pools_for(self, gpu_type: str) -> Iterable[TypePool]:
         return [self.pools[gpu_type]] if gpu_type else self.pools.values()

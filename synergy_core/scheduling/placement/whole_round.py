@@ -3,7 +3,8 @@
 Suppose that nodes have a power of two of GPUs, jobs need a power of two up to a node or whole nodes, and none stays.
 Then all jobs fit whenever their total does: placed largest first, they leave a multiple of the next job's size free on
 each node. A job that does not fit displaces smaller jobs, which are placed after it. Jobs of other sizes are also
-placed by best-fit decreasing, and spread over more nodes than necessary only if that fails.
+placed by best-fit decreasing, and spread over more nodes than necessary only if that fails. Free GPUs are counted by
+`one_job.Placement`, so among equally good nodes the one of the lowest number is taken here, too.
 """
 
 from __future__ import annotations
@@ -18,187 +19,123 @@ from numpy.typing import NDArray
 from synergy_core.errors import InputError
 from synergy_core.scheduling.jobs.cluster import Cluster
 from synergy_core.scheduling.jobs.record import Placed, gpus_in
-from synergy_core.scheduling.placement.one_job import dealt_alike, lowest
+from synergy_core.scheduling.placement.one_job import Placement, TypePool, fullest
 from synergy_core.units import Ints
 
 
-class Floor:
-    """The nodes and jobs as they are before the round. All attempts to place the jobs read it; none changes it."""
+class _Before:
+    """The jobs' GPUs before the round, and the GPUs that are free beside them. No attempt to place the jobs changes it.
 
-    def __init__(self, cluster: Cluster, current: Sequence[Placed], free: Sequence[int] | None) -> None:
-        self.types, self.kinds = cluster.gpu_types, cluster.kind_of_node
-        self.kind = np.array(self.kinds)
-        self.capacities = [each.gpus_per_node for each in cluster.node_type_of]
-        self.largest = [cluster.largest_nodes[name] for name in self.types]
-        self.even = cluster.placement == "even"
-        self.current = current
-        self.full = [(1 << gpus) - 1 for gpus in self.capacities]
-        self.idle = self.full.copy()
-        self.total = [0] * len(self.types)  # GPUs of each type that these jobs may have
-        self.held = [0] * len(current)
-        self.at = [-1] * len(current)  # each job's GPU type
-        # A job can be displaced only by jobs larger than its level. This is its number of GPUs or, for an askew job (on
-        # several nodes that it does not fill), the smallest number of its GPUs on one node.
-        self.level = self.held.copy()
-        self.askew: set[int] = set()
-        for job, placed in enumerate(current):
-            if placed:
-                self._enter(job, placed)
-        if free is not None:
-            self.idle = [idle & mask for idle, mask in zip(self.idle, free, strict=True)]
-        for kind, mask in zip(self.kinds, self.idle, strict=True):
-            self.total[kind] += mask.bit_count()
-
-    def _enter(self, job: int, placed: Placed) -> None:
-        """Raises InputError for GPUs outside the cluster, GPUs that two jobs hold, and jobs on several GPU types."""
-        for node, mask in placed:
-            if not 0 <= node < len(self.idle) or self.idle[node] & mask != mask or not mask:
-                what = "does not exist" if not 0 <= node < len(self.idle) else "lacks those GPUs, or another has them"
-                raise InputError(f"job {job} is listed on GPUs {mask:#b} of node {node}, which {what}.")
-            self.idle[node] ^= mask
-        self.held[job] = self.level[job] = gpus_in(placed)
-        self.at[job] = self.kinds[placed[0][0]]
-        self.total[self.at[job]] += self.held[job]
-        if len(placed) > 1:
-            if any(self.kinds[node] != self.at[job] for node, _ in placed):
-                raise InputError(f"job {job} is listed on several GPU types, expected one.")
-            if not all(mask == self.full[node] for node, mask in placed):
-                self.askew.add(job)
-                self.level[job] = min(mask.bit_count() for _, mask in placed)
-
-
-class Ground:
-    """The free GPUs while a round is placed. One stack of nodes per number of free GPUs makes a best fit O(1).
-
-    A node's entry in a stack is stale once the node has another number of free GPUs. Among equally good nodes, the most
-    recently changed node is taken; `one_job.TypePool` takes the node with the lowest number instead.
+    Raises InputError for GPUs outside the cluster, GPUs that two jobs hold, and jobs on several GPU types.
     """
 
-    def __init__(self, floor: Floor) -> None:
-        self.floor = floor
-        self.placed: list[Placed] = list(floor.current)
+    def __init__(self, cluster: Cluster, current: Sequence[Placed], placement: Placement | None) -> None:
+        self.types, self.kinds = cluster.gpu_types, cluster.kind_of_node
+        self.largest = [cluster.largest_nodes[name] for name in self.types]
+        """GPUs of the largest node of each type."""
+        self.current = current
+        self.placement = Placement(cluster) if placement is None else placement
+        """The GPUs that no job holds."""
+        if placement is None:
+            for job, placed in enumerate(current):
+                self._claim(job, placed)
+        self.held = held = [gpus_in(placed) for placed in current]
+        """Each job's number of GPUs."""
+        self.at = [self.kinds[placed[0][0]] if placed else -1 for placed in current]
+        """Each job's GPU type, −1 for a job without GPUs."""
+        self.level = held.copy()
+        """A job can be displaced only by jobs larger than its level. This is its number of GPUs or, for an askew job,
+        the smallest number of its GPUs on one node."""
+        self.askew: set[int] = set()
+        """Jobs on several nodes that they do not fill."""
+        sizes = cluster.node_type_of
+        for job, placed in enumerate(current):
+            if len(placed) > 1 and any(mask.bit_count() < sizes[node].gpus_per_node for node, mask in placed):
+                self.askew.add(job)
+                self.level[job] = min(mask.bit_count() for _, mask in placed)
+        self.total = [self.placement.pools[name].gpus for name in self.types]
+        """GPUs of each type that these jobs may have."""
+        for kind, gpus in zip(self.at, held, strict=True):
+            self.total[kind] += gpus  # a job without GPUs adds none
+
+    def _claim(self, job: int, placed: Placed) -> None:
+        """Claims the GPUs on which a job is listed."""
+        for node, _ in placed:
+            if not 0 <= node < len(self.kinds):
+                raise InputError(f"job {job} is listed on node {node}, which does not exist.")
+            if self.kinds[node] != self.kinds[placed[0][0]]:
+                raise InputError(f"job {job} is listed on several GPU types, expected one.")
+        if placed and not (all(mask for _, mask in placed) and self.placement.claim(placed)):
+            on = ", ".join(f"GPUs {mask:#b} of node {node}" for node, mask in placed)
+            raise InputError(f"job {job} is listed on {on}, which do not exist, or which another job has.")
+
+
+class _Attempt:
+    """The placement of a round in the making: jobs leave their GPUs, and take others that are free."""
+
+    def __init__(self, before: _Before) -> None:
+        self.before = before
+        self.placed: list[Placed] = list(before.current)
+        """Each job's GPUs, () for none."""
         self.left: set[int] = set()
-        self.mask = floor.idle.copy()
-        self.free = [mask.bit_count() for mask in self.mask]
-        self.stacks: list[list[list[int]]] = [[[] for _ in range(most + 1)] for most in floor.largest]
-        for node in np.nonzero(np.array(self.free))[0][::-1].tolist():
-            self.stacks[floor.kinds[node]][self.free[node]].append(node)
-        self.by_node: dict[int, list[int]] | None = None
-        self.total = np.zeros(0, dtype=np.int64)
-        self.below: dict[int, NDArray[np.int64]] = {}
+        """Jobs that have left the GPUs that they had before."""
+        self._placement = before.placement.copy()
+        self._pools = [self._placement.pools[name] for name in before.types]
+        self._by_node: dict[int, list[int]] | None = None
+        self._below: dict[int, NDArray[np.int64]] = {}
 
     def leave(self, job: int) -> None:
         """Removes a job from its GPUs."""
-        for node, mask in self.floor.current[job]:
-            self._set(node, self.mask[node] | mask)
+        self._placement.release(self.before.current[job])
         self.placed[job] = ()
         self.left.add(job)
 
-    def place(self, size: int, kind: int, job: int) -> tuple[list[tuple[int, int]] | None, list[int]]:
+    def place(self, size: int, kind: int, job: int) -> tuple[Placed | None, list[int]]:
         """Takes GPUs on as few nodes as possible; returns them, or None if they do not fit, and the jobs displaced."""
-        current, displaced = self.floor.current[job], []
-        returns = job in self.left and self.floor.held[job] == size and self.floor.kinds[current[0][0]] == kind
-        if returns and job not in self.floor.askew and all(self.mask[node] & mask == mask for node, mask in current):
-            for node, mask in current:
-                self._set(node, self.mask[node] ^ mask)
-            return list(current), []
+        before, pool = self.before, self._pools[kind]
+        returns = job in self.left and before.held[job] == size and before.at[job] == kind
+        if returns and job not in before.askew and pool.claim(before.current[job]):
+            return before.current[job], []
         pieces: list[tuple[int, int]] = []
+        displaced: list[int] = []
         rest = size
         while rest:
-            piece = rest if rest < self.floor.largest[kind] else self.floor.largest[kind]
-            node = self._best_fit(piece, kind)
-            if node < 0:
+            piece = min(rest, before.largest[kind])
+            node = fullest(pool.by_free, piece)
+            if node is None:
                 node, more = self._make_room(piece, kind, size)
                 displaced += more
-            if node < 0 and size > self.floor.largest[kind]:
-                node, piece = self._smaller_idle(rest, kind)
-            if node < 0:
-                for each, mask in pieces:
-                    self._set(each, self.mask[each] | mask)
+            if node is None and size > before.largest[kind]:
+                node, piece = _smaller_idle(pool, rest)
+            if node is None:
+                pool.release(tuple(pieces))
                 return None, displaced
-            pieces.append((node, self._take(node, piece)))
+            pieces += pool.claim_counts([(node, piece)])
             rest -= piece
-        return pieces, displaced
+        return tuple(pieces), displaced
 
-    def spread(self, size: int, kind: int) -> list[tuple[int, int]]:
-        """Takes free GPUs on the emptiest nodes: evenly, or all of each node and the remainder by best fit."""
-        chosen: dict[int, int] = {}
-        missing = size
-        for free in range(self.floor.largest[kind], 0, -1):
-            stack = self.stacks[kind][free]
-            while stack and missing > 0:
-                node = stack.pop()
-                if self.free[node] == free and node not in chosen:  # a node may be in the stack twice
-                    chosen[node] = free
-                    missing -= free
-        assert missing <= 0, f"{missing} GPUs more than are free"
-        if self.floor.even:
-            dealt = dealt_alike(list(chosen.items()), self.free, size)
-            return [(node, self._take(node, count)) for node, count in dealt]
-        last, free = chosen.popitem()
-        pieces = [(node, self._take(node, count)) for node, count in chosen.items()]
-        rest = missing + free
-        best = self._best_fit(rest, kind) if rest < free else last
-        if best != last:
-            self.stacks[kind][free].append(last)
-        node = best if best >= 0 else last
-        return [*pieces, (node, self._take(node, rest))]
+    def spread(self, size: int, kind: int) -> Placed:
+        """Takes free GPUs on more nodes than necessary, those that `TypePool.find` chooses."""
+        placed = self._pools[kind].place(size, scattered=True)
+        assert placed is not None, f"fewer than {size} GPUs are free"
+        return placed
 
-    def _best_fit(self, size: int, kind: int) -> int:
-        """Among the nodes with at least `size` free GPUs, the one with the fewest; −1 if there is none."""
-        stacks, free_of = self.stacks[kind], self.free
-        for free in range(size, len(stacks)):
-            stack = stacks[free]
-            while stack:
-                node = stack[-1]
-                if free_of[node] == free:
-                    return node
-                stack.pop()
-        return -1
-
-    def _smaller_idle(self, most: int, kind: int) -> tuple[int, int]:
-        """The largest idle node with at most `most` GPUs, and its number of GPUs; (−1, 0) if there is none."""
-        stacks = self.stacks[kind]
-        for free in range(min(most, len(stacks) - 1), 0, -1):
-            for node in reversed(stacks[free]):
-                if self.free[node] == free == self.floor.capacities[node]:
-                    return node, free
-        return -1, 0
-
-    def _take(self, node: int, count: int) -> int:
-        """Takes the `count` lowest free GPUs of a node."""
-        mask = self.mask[node]
-        taken = mask if count == self.free[node] else lowest(mask, count)
-        self._set(node, mask ^ taken)
-        return taken
-
-    def _set(self, node: int, mask: int) -> None:
-        free = mask.bit_count()
-        self.mask[node], self.free[node] = mask, free
-        if free:
-            self.stacks[self.floor.kinds[node]][free].append(node)
-        if len(self.total):
-            self.total[node] = free
-
-    def _make_room(self, piece: int, kind: int, size: int) -> tuple[int, list[int]]:
+    def _make_room(self, piece: int, kind: int, size: int) -> tuple[int | None, list[int]]:
         """Frees `piece` GPUs of a node by displacing jobs smaller than `size`; returns the node and these jobs."""
-        if self.by_node is None:
-            self._index()
-        assert self.by_node is not None
-        if size not in self.below:
-            self.below[size] = self._movable_below(size)
-        below = self.below[size]
-        room = self.total + below
-        room[self.floor.kind != kind] = -1
-        likely = np.where(room >= piece, self.total, -1)
-        node = int(likely.argmax())
-        if likely[node] < 0:
-            return -1, []
-        going = []
-        here = [job for job in self.by_node[node] if job not in self.left and self.floor.level[job] < size]
-        while self.free[node] < piece:
-            need = piece - self.free[node]
-            parts = {job: dict(self.floor.current[job])[node].bit_count() for job in here}
+        level, current, free_on = self.before.level, self.before.current, self._pools[kind].free_count
+        if self._by_node is None:
+            self._by_node = self._jobs_on_nodes()
+        if size not in self._below:
+            self._below[size] = self._movable_below(size)
+        nodes, free = (np.fromiter(each, np.int64, len(free_on)) for each in (free_on, free_on.values()))
+        likely = np.where(free + self._below[size][nodes] >= piece, free, -1)
+        at = int(likely.argmax())
+        if likely[at] < 0:
+            return None, []
+        node, going = int(nodes[at]), []
+        here = [job for job in self._by_node[node] if job not in self.left and level[job] < size]
+        parts = {job: dict(current[job])[node].bit_count() for job in here}
+        while (need := piece - free_on[node]) > 0:
             # Displace the smallest job that suffices, else the largest one.
             enough = [job for job in here if parts[job] >= need]
             job = (
@@ -206,30 +143,39 @@ class Ground:
             )
             here.remove(job)
             going.append(job)
-            for limit, counts in self.below.items():
-                if self.floor.level[job] < limit:
-                    for each, mask in self.floor.current[job]:
+            for limit, counts in self._below.items():
+                if level[job] < limit:
+                    for each, mask in current[job]:
                         counts[each] -= mask.bit_count()
             self.leave(job)
         return node, going
 
-    def _index(self) -> None:
-        """Lists the jobs of each node that may be displaced; called before the first displacement."""
-        self.by_node = {}
-        for job, placed in enumerate(self.floor.current):
+    def _jobs_on_nodes(self) -> dict[int, list[int]]:
+        """The jobs that may still be displaced, by node."""
+        by_node: dict[int, list[int]] = {}
+        for job, placed in enumerate(self.before.current):
             if job not in self.left:
                 for node, _ in placed:
-                    self.by_node.setdefault(node, []).append(job)
-        self.total = np.array(self.free)
+                    by_node.setdefault(node, []).append(job)
+        return by_node
 
     def _movable_below(self, size: int) -> NDArray[np.int64]:
         """(nodes,) GPUs held on each node by jobs that a job of `size` GPUs may still displace."""
-        counts = np.zeros(len(self.free), dtype=np.int64)
-        for job, placed in enumerate(self.floor.current):
-            if placed and job not in self.left and self.floor.level[job] < size:
+        counts = np.zeros(len(self.before.kinds), dtype=np.int64)
+        for job, placed in enumerate(self.before.current):
+            if placed and job not in self.left and self.before.level[job] < size:
                 for node, mask in placed:
                     counts[node] += mask.bit_count()
         return counts
+
+
+def _smaller_idle(pool: TypePool, most: int) -> tuple[int | None, int]:
+    """The largest idle node with at most `most` GPUs, and its number of GPUs; (None, 0) if there is none."""
+    for gpus in range(min(most, len(pool.by_free) - 1), 0, -1):
+        idle = pool.by_free[gpus] & pool.of_size[gpus]
+        if idle:
+            return (idle & -idle).bit_length() - 1, gpus
+    return None, 0
 
 
 class Packing(NamedTuple):
@@ -250,45 +196,45 @@ def packing(
     gpus: Ints,
     gpu_type: Ints,
     current: Sequence[Placed],
-    free: Sequence[int] | None = None,
+    placement: Placement | None = None,
 ) -> Packing:
     """Places every job; deterministic.
 
     gpus: (J,), 0 for none. gpu_type: (J,) indices into `cluster.gpu_types`, −1 for any (the job's present type, else
-    the first with room). current: each job's present GPUs, () for none. free: for each node, the mask of GPUs that no
-    job holds; GPUs that are neither free nor in `current` belong to other jobs, which stay; None if no others exist.
+    the first with room). current: each job's present GPUs, () for none. placement: the GPUs that no job holds, which is
+    not changed; GPUs that are neither free nor in `current` belong to other jobs, which stay; None if no others exist.
     Raises InputError if a type's jobs exceed its GPUs, and if placements overlap or name GPUs that do not exist.
     """
     count = len(gpus)
     if not len(gpu_type) == len(current) == count:
         lengths = f"{count}, {len(gpu_type)}, {len(current)}"
         raise InputError(f"gpus, gpu_type and current have {lengths} entries, expected the same of each.")
-    floor = Floor(cluster, current, free)
-    kind = _types(floor, gpus, gpu_type)
-    first = _attempt(floor, gpus, gpu_type, kind, askew_stay=True)
-    sizes = [sorted((int(gpus[job]), floor.largest[kind[job]])) for job in first.spread]
-    if floor.askew and any(larger % smaller == 0 for smaller, larger in sizes):
-        again = _attempt(floor, gpus, gpu_type, kind, askew_stay=False)
+    before = _Before(cluster, current, placement)
+    kind = _types(before, gpus, gpu_type)
+    first = _attempt(before, gpus, gpu_type, kind, askew_stay=True)
+    sizes = [sorted((int(gpus[job]), before.largest[kind[job]])) for job in first.spread]
+    if before.askew and any(larger % smaller == 0 for smaller, larger in sizes):
+        again = _attempt(before, gpus, gpu_type, kind, askew_stay=False)
         return min(first, again, key=lambda each: len(each.spread))
     return first
 
 
-def _types(floor: Floor, gpus: Ints, wanted: Ints) -> list[int]:
+def _types(before: _Before, gpus: Ints, wanted: Ints) -> list[int]:
     """The GPU type of every job; without a request, its present type if there is room, else the first with room."""
-    for job in np.flatnonzero((wanted < -1) | (wanted >= len(floor.types))).tolist():
-        raise InputError(f"gpu_type[{job}] is {wanted[job]}, expected −1 to {len(floor.types) - 1}.")
+    for job in np.flatnonzero((wanted < -1) | (wanted >= len(before.types))).tolist():
+        raise InputError(f"gpu_type[{job}] is {wanted[job]}, expected −1 to {len(before.types) - 1}.")
     for job in np.flatnonzero(gpus < 0).tolist():
         raise InputError(f"gpus[{job}] is {gpus[job]}, expected at least 0.")
-    left = [total - int(gpus[wanted == each].sum()) for each, total in enumerate(floor.total)]
+    left = [total - int(gpus[wanted == each].sum()) for each, total in enumerate(before.total)]
     for each, spare in enumerate(left):
         if spare < 0:
-            name, total = floor.types[each], floor.total[each]
+            name, total = before.types[each], before.total[each]
             raise InputError(f"the jobs on {name} need {total - spare} GPUs, but there are {total} for them.")
     open_jobs = np.flatnonzero((wanted < 0) & (gpus > 0)).tolist()
     kind: list[int] = wanted.tolist()
-    found = _any_type(floor, gpus, open_jobs, left, keepers_first=True)
+    found = _any_type(before, gpus, open_jobs, left, keepers_first=True)
     if found is None:
-        found = _any_type(floor, gpus, open_jobs, left, keepers_first=False)
+        found = _any_type(before, gpus, open_jobs, left, keepers_first=False)
     if found is None:
         sizes = sorted(gpus[open_jobs].tolist(), reverse=True)
         shown = ", ".join(map(str, sizes[:8])) + (", …" if len(sizes) > 8 else "")
@@ -299,14 +245,14 @@ def _types(floor: Floor, gpus: Ints, wanted: Ints) -> list[int]:
 
 
 def _any_type(
-    floor: Floor, gpus: Ints, jobs: list[int], left: list[int], *, keepers_first: bool
+    before: _Before, gpus: Ints, jobs: list[int], left: list[int], *, keepers_first: bool
 ) -> dict[int, int] | None:
     """Gives each of `jobs`, largest first, its present GPU type or else the first with room; None if any job fails."""
     left = left.copy()
     chosen: dict[int, int] = {}
 
     def present(job: int) -> int:
-        return floor.at[job] if floor.held[job] == gpus[job] else -1
+        return before.at[job] if before.held[job] == gpus[job] else -1
 
     order = sorted(jobs, key=lambda job: (keepers_first and present(job) < 0, -gpus[job], job))
     for job in order:
@@ -320,31 +266,31 @@ def _any_type(
     return chosen
 
 
-def _attempt(floor: Floor, gpus: Ints, wanted: Ints, kind: list[int], *, askew_stay: bool) -> Packing:
-    """One attempt at a packing; without askew_stay, jobs in `floor.askew` are placed again."""
-    ground = Ground(floor)
+def _attempt(before: _Before, gpus: Ints, wanted: Ints, kind: list[int], *, askew_stay: bool) -> Packing:
+    """One attempt at a packing; without askew_stay, jobs in `before.askew` are placed again."""
+    attempt = _Attempt(before)
     sizes: list[int] = gpus.tolist()
-    held, at = np.array(floor.held), np.array(floor.at)
+    held, at = np.array(before.held), np.array(before.at)
     leaves = (held > 0) & ((gpus != held) | (at != kind))
     if not askew_stay:
-        leaves[list(floor.askew)] = True
+        leaves[list(before.askew)] = True
     for job in np.flatnonzero(leaves).tolist():
-        ground.leave(job)
+        attempt.leave(job)
     waiting = [(-sizes[job], job) for job in np.flatnonzero((gpus > 0) & (leaves | (held == 0))).tolist()]
     heapify(waiting)
     spread = []
     while waiting:
         size, job = heappop(waiting)
-        pieces, displaced = ground.place(-size, kind[job], job)
+        pieces, displaced = attempt.place(-size, kind[job], job)
         for each in displaced:
             heappush(waiting, (-sizes[each], each))
         if pieces is None:
-            pieces = ground.spread(-size, kind[job])
+            pieces = attempt.spread(-size, kind[job])
             spread.append(job)
-        ground.placed[job] = tuple(pieces)
+        attempt.placed[job] = pieces
     # Moving a job that keeps its GPU count and an allowed type is a migration.
     suits = (held == gpus) & ((wanted < 0) | (wanted == at))
     migrated = [
-        job for job in sorted(ground.left) if suits[job] and sorted(ground.placed[job]) != sorted(floor.current[job])
+        job for job in sorted(attempt.left) if suits[job] and sorted(attempt.placed[job]) != sorted(before.current[job])
     ]
-    return Packing(ground.placed, migrated, sorted(spread))
+    return Packing(attempt.placed, migrated, sorted(spread))
