@@ -17,37 +17,45 @@ TOLERANCE = 1e-9
 
 
 class Layout:
-    """Where every job is placed, and the free resources of every node.
-
-    column: (J,) the job's column, −1 for none. spot: (J,) the node of the job that other jobs may share, −1 for none.
-    whole: by job, the nodes that it fills. jobs_on: by node, the jobs whose spot it is. scattered: (node, GPUs) pairs
-    of each pinned job whose placement no column describes. free: (3, nodes) GPUs, CPUs, memory; CPUs and memory may be
-    negative until `set_levels`. size: (3, nodes) totals. home, home_whole, home_gpus: the job's spot, filled nodes and
-    GPUs when the round began; spot and filled nodes only if a column describes them. fixed: (J,) jobs that must not
-    move. cost: (J,) of a move. tenant: (J,). quota_left: (V,) unused GPUs of every quota; (inf,) without quotas.
-    """
+    """Where every job is placed, and the free resources of every node."""
 
     def __init__(self, problem: NodeProblem, pool: Pooled) -> None:
         nodes, jobs = problem.nodes, len(problem.utility)
         self.problem, self.columns = problem, pool.columns
         self.first = nodes.first.tolist()
+        """The first node of each group, and the total number of nodes."""
         self.group = nodes.group_of
+        """(nodes,) each node's group."""
         self.size: Floats = np.stack((nodes.gpus[self.group], nodes.cpus[self.group], nodes.memory_bytes[self.group]))
+        """(3, nodes) GPUs, CPUs and memory of each node."""
         self.free: Floats = self.size.copy()
+        """(3, nodes) free GPUs, CPUs and memory; CPUs and memory may be negative until `set_levels`."""
         self.column: Ints = np.full(jobs, -1)
+        """(J,) each job's column, −1 for none."""
         self.spot: Ints = np.full(jobs, -1)
+        """(J,) the node of each job that other jobs may share, −1 for none."""
         self.whole: dict[int, list[int]] = {}
+        """By job, the nodes that it fills."""
         self.jobs_on: list[list[int]] = [[] for _ in self.group]
+        """By node, the jobs whose spot it is."""
         self.scattered: dict[int, list[tuple[int, int]]] = {}
+        """(node, GPUs) pairs of each pinned job whose placement no column describes."""
         self.cost: Floats = (
             np.full(jobs, MAX_MOVE_COST) if problem.move_cost is None else np.minimum(problem.move_cost, MAX_MOVE_COST)
         )
+        """(J,) utility that a move costs."""
         self.fixed: Bools = np.zeros(jobs, dtype=np.bool_) if problem.pinned is None else problem.pinned
+        """(J,) mask of jobs that must not move."""
         self.tenant: Ints = np.zeros(jobs, dtype=np.int64) if problem.tenant is None else problem.tenant
+        """(J,) index into `quota_left`."""
         self.quota_left: Floats = np.full(1, np.inf) if problem.quota is None else problem.quota.astype(np.float64)
+        """(V,) unused GPUs of every quota; (inf,) without quotas."""
         self.home: Ints = np.full(jobs, -1)
+        """(J,) each job's spot when the round began; −1 if it had none or no column describes it."""
         self.home_whole: dict[int, list[int]] = {}
+        """By job, the nodes that it filled when the round began, if a column describes its placement."""
         self.home_gpus: Ints = np.zeros(jobs, dtype=np.int64)
+        """(J,) each job's GPUs when the round began."""
         if problem.held is not None:
             self._restore(problem.held, pool.pinned)
 

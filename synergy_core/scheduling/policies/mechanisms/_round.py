@@ -93,21 +93,24 @@ def _by_types(node_types: tuple[NodeType, ...]) -> _Nodes:
 
 
 class Hosts:
-    """The free GPUs, CPUs and memory of each node while a mechanism shares them out.
-
-    left: total of free GPUs. reserved: by node, GPUs held by running jobs that come later in the order; other jobs take
-    them only if no other GPUs fit.
-    """
+    """The free GPUs, CPUs and memory of each node while a mechanism shares them out."""
 
     def __init__(self, round: SharingRound, slack: float = SLACK) -> None:
+        """slack: fraction by which shares may exceed a node's CPUs and memory."""
         nodes = round.cluster.node_type_of
         self.nodes: tuple[NodeType, ...] = nodes
         self.gpus = [each.gpus_per_node for each in nodes]
+        """Free GPUs of each node."""
         self.cpus = [each.cpus * (1.0 + slack) for each in nodes]
+        """Free CPUs of each node."""
         self.memory = [each.memory_bytes * (1.0 + slack) for each in nodes]
+        """Free host memory of each node, in bytes."""
         self.reserved = [0] * len(nodes)
+        """GPUs of each node that are held by running jobs later in the order; others take them only if no other GPUs
+        fit."""
         self._reserves = 0
         self.left = round.cluster.gpus
+        """Free GPUs of all nodes."""
         self.quotas = Quotas(dict(enumerate(round.quotas)))
         self._scattered = round.scattered
         self._alike = _by_types(round.cluster.node_types)
