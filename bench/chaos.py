@@ -43,7 +43,7 @@ STEP_S = 0.05
 MEAN_FAULT_INTERVAL_S = 6.0
 STOPPED_S = (2.0, 8.0)
 MAX_SECONDS_WITHOUT_STEP = 300.0
-"""After the faults, jobs count as stuck if none trains a step for so long."""
+"""After the faults, jobs count as stuck if none of them trains a step for this long."""
 BUSY_FRACTION = 0.35
 """Assumed share of the slots' time that faults leave for training."""
 DISK_MB = 600

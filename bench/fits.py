@@ -23,7 +23,7 @@ ROOT = FOLDER.parent.parent
 
 
 def summaries() -> dict[str, str]:
-    """What each fit does, by name."""
+    """A sentence about each fit, by its name."""
     texts = {path.stem: path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob("*.py"))}
     found = {name: re.search('^SUMMARY = "(.*)"$', text, re.MULTILINE) for name, text in texts.items()}
     return {name: match[1] for name, match in found.items() if match}

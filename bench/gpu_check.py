@@ -84,9 +84,9 @@ from synergy_runs.files import atomic_file
 from synergy_runs.inputs.from_settings import read_profile
 
 MAX_DIFFERENCE_FRACTION = 1e-3
-"""Of losses under two plans in float32, which add in another order."""
+"""Largest relative difference of float32 losses under two plans, which sum in different orders."""
 LEFTOVERS_S, LOG_CHARACTERS = 3.0, 1500
-"""Seconds that processes may take to leave after a step; length of the end of a log in the record."""
+"""Seconds that processes may take to exit after a step; characters of a log's end that the record keeps."""
 
 # The steps.
 
@@ -472,7 +472,7 @@ STEPS = (
     Step(14, 70, profiling),
     Step(15, 60, cold_batch),
 )
-"""In the order in which they run."""
+"""All steps, in the order in which they run."""
 
 
 # Running them.
@@ -541,7 +541,7 @@ def _child(step: Step, given: argparse.Namespace, folder: Path, limit_s: float, 
 
 
 def line(entry: dict[str, Any]) -> str:
-    """A step's one line, whatever its texts are."""
+    """Formats a step's result as one line, whatever its texts contain."""
     figures = [f"{name}={value}" for name, value in entry["figures"].items()]
     text = " ".join(" ".join([*figures, entry["text"]]).split())
     return f"STEP {entry['step']} {entry['outcome']} {entry['seconds']:.1f} {entry['what']}: {text[:1500]}"

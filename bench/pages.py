@@ -46,7 +46,7 @@ class Section:
 
 
 def sections() -> list[Section]:
-    """All of them, page by page. Raises SystemExit if a page names an experiment that is not declared."""
+    """All sections, page by page. Raises SystemExit if a page names an experiment that is not declared."""
     declared, found = experiments(), []
     for name, made in blocks.made().items():
         if name not in declared:
@@ -100,7 +100,7 @@ def _made(experiment: Experiment, records: Sequence[dict[str, Any]]) -> str:
 
 
 def _notebook(path: Path) -> Section:
-    """Its metadata say which policies and files it depends on, and what it was made from."""
+    """Reads a notebook; its metadata say which policies and files it depends on, and what it was made from."""
     import json
 
     stored = json.loads(path.read_text("utf-8"))["metadata"].get("synergy", {})
@@ -111,7 +111,7 @@ def _notebook(path: Path) -> Section:
 
 
 def _execute_notebooks(paths: Sequence[Path]) -> None:
-    """Runs all cells and keeps their outputs. Raises CellExecutionError where a cell fails."""
+    """Runs all cells and keeps their outputs. Raises CellExecutionError if a cell fails."""
     import nbformat
     from nbclient import NotebookClient
 
@@ -138,7 +138,7 @@ def _write_atomically(path: Path, text: str) -> None:
 
 
 def print_stale(found: Sequence[Section]) -> None:
-    """A line per section that is out of date, and what making them would take."""
+    """Prints a line for each section that is out of date, and the time to make them."""
     stale = [each for each in found if each.is_stale]
     for each in stale:
         print(f"{each.cpu_s:8,.0f} CPU s  {each.page.relative_to(ROOT)}: {each.name}")

@@ -1,4 +1,4 @@
-"""What must hold of every random case (tests/cases.py); decided by a walk over all jobs, too, where that must agree."""
+"""Properties that every random case (tests/cases.py) must have, also under a walk over all jobs if it must agree."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from synergy_sim.settings import SIMULATOR, SimulatorSettings
 from synergy_sim.simulate import simulate
 
 MAX_CPU_S = 20.0
-"""A case that takes longer has failed; most take a tenth of a second."""
+"""CPU seconds after which a case has failed; most take a tenth of a second."""
 
 
 class TooSlowError(Exception):
@@ -73,7 +73,7 @@ def simulated(made: PreparedRun, **more: Any) -> Run:
 
 
 def prepared_case(case: Case) -> PreparedRun:
-    """What the command line would run."""
+    """Prepares the run that the case's command line would start."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "jobs.csv"
         log.write_text(case.log, encoding="utf-8")
@@ -86,7 +86,7 @@ def prepared_case(case: Case) -> PreparedRun:
 
 
 def prepared_runs_of(trace: str, keys: Mapping[str, Any]) -> Iterator[PreparedRun]:
-    """What `python -m synergy_sim +trace=…` would run with these keys."""
+    """Prepares the runs that `python -m synergy_sim +trace=…` would start with these keys."""
     values = _composed(trace, keys.get("testbed", "ideal")).copy()
     for key, value in keys.items():
         if key != "testbed":

@@ -24,13 +24,13 @@ TRUTHS = ("none", "mix", "as_given", "llm", "profiled")
 application, with parallel plans, of a profiled model."""
 TIGHT_TRUTHS = ("none", "mix", "mix")
 TRAINING_TRUTHS = TRUTHS[1:]
-"""What may be true of jobs whose goodput a policy reads."""
+"""Truths that jobs may have under policies that read goodput."""
 NEEDS = {
     "llm": "\n(with the planner of tests/planned_models.py)",
     "profiled": "\n(truth.profile=FILE, PROFILE.to_json() of tests/test_profiled_jobs.py)",
 }
 RUN_TIME_POLICIES = [name for name in RIGID if not get_policy(name).reads_priority]
-"""Of those that read no goodput all but what reads priorities, which jobs of a log have not."""
+"""Policies that read neither goodput nor priorities; jobs of a log have no priorities."""
 READERS = sorted(set(policy_names()) - set(RIGID))
 POLICIES = [
     *RUN_TIME_POLICIES,
@@ -44,7 +44,7 @@ QUICK = ("cifar10", "ncf")
 """Applications that are done within the hour."""
 TESTBEDS = conf_folder() / "testbed"
 KEPT = ("policy", "trace.models", "truth.measured", "cluster.node_types")
-"""Without these a case would be another one, or hang on this machine's data."""
+"""Keys that shrinking a case never removes: without them it would be another case, or depend on this machine's data."""
 MOST_JOBS, MOST_TIGHT_JOBS = 8, 14
 RIGID_ROUNDS, READER_ROUNDS = 40, 8
 """How many rounds the longest run time is: a decision about goodput costs milliseconds."""
@@ -89,7 +89,7 @@ def typed(keys: Mapping[str, Any]) -> str:
 
 
 def _typed(value: Any) -> str:
-    """A value as on Hydra's command line."""
+    """Formats a value as Hydra's command line has it."""
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{key}:{_typed(each)}" for key, each in value.items()) + "}"
     if isinstance(value, list | tuple):
@@ -227,7 +227,7 @@ def _cluster(random: Random, truth: str, tight: bool, one_type: bool) -> tuple[C
 def _log(
     random: Random, truth: str, machines: Cluster, times: Times
 ) -> tuple[tuple[str, ...], tuple[tuple[Any, ...], ...]]:
-    """A few jobs, each of which the cluster can run: columns and rows. The first comes at 0."""
+    """Draws a few jobs, each of which the cluster can run: column names and rows. The first job arrives at 0 s."""
     given = truth in ("as_given", "profiled")
     what = ("model", "iterations", "global_batch") if given else ("duration_s", "estimate_s")
     columns = ("submit_s" if given else "submit_time", "gpus", "virtual_cluster", "user", "gpu_type", *what)
@@ -296,7 +296,7 @@ def _parameters(random: Random, policy: Policy) -> dict[str, Any]:
 
 
 def _blur(random: Random, policy: Policy) -> dict[str, Any]:
-    """What is unknown and uneven about training jobs."""
+    """Draws stragglers, and errors of what is known about training jobs."""
     keys = {"truth.straggler_fraction": random.choice((0.0, 0.5)), "truth.straggler_slowdown": 1.7}
     if isinstance(policy, OrderingPolicy):
         return keys

@@ -53,7 +53,7 @@ class Command:
 
     @property
     def needs(self) -> frozenset[str]:
-        """What of NEEDS it says that it needs."""
+        """Those of NEEDS that the command's line says it needs."""
         words = [word.strip() for word in self.marks.get("needs", "").split(",")]
         return frozenset(word for word in words if word and word != WHOLE_PAGE)
 

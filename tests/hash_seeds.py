@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def printed_with(script, *hash_seeds):
-    """What the script prints, a set over the seeds; it can import this repository and its tests."""
+    """Runs a script under each hash seed; returns the set of its outputs. It can import this repository's tests."""
     path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
     return {
         subprocess.run(

@@ -181,7 +181,7 @@ class Naive:
     # Where jobs may lie
 
     def patience_ends_s(self, job):
-        """Of a job that waits; one that runs, or is about to move, insists on lying together."""
+        """When a waiting job accepts scattered GPUs; a running or moving job never does."""
         return inf if job.gpus == 1 else job.stopped_s + self.together_s
 
     def find(self, job, now_s):
@@ -271,7 +271,7 @@ class Naive:
         return job.tenant if self.quotas else ""
 
     def keep(self, waiting, now_s):
-        """Without preemption or reservations; whether anybody starts."""
+        """Starts jobs that fit, without preemption or reservations; returns whether any job started."""
         starts, blocked, beyond, short_of_room = 0, set(), [], False
         for job in waiting:
             if self.lane(job) in blocked:

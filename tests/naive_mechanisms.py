@@ -31,7 +31,7 @@ class NaiveRow(NamedTuple):
 
 @dataclass
 class NaiveNode:
-    """What is free of a node, and what jobs on it have: (CPUs, GB) by job."""
+    """A node: its free GPUs, CPUs and memory, and the (CPUs, GB) of each job on it."""
 
     gpus: int
     cpus: float

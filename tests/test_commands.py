@@ -24,7 +24,7 @@ from documented import NEEDS, Command, documented, files
 
 ROOT = Path(__file__).resolve().parents[1]
 THEIRS = Path(__file__).with_name("documented_files")
-"""What readers are told to bring, small: logs, measurements, a profile."""
+"""Small versions of the files that pages tell readers to bring: logs, measurements, a profile."""
 PLACEHOLDERS = {
     "FILE": "jobs.csv",
     "FILE.csv": "mine.csv",
@@ -35,7 +35,7 @@ PLACEHOLDERS = {
     "TIME": "1h",
 }
 WHEN_S = 3_600.0
-"""At which pages ask why: the job asked about is one that is there then."""
+"""Instant at which pages ask why a job waits; the job must be in the cluster then."""
 SHORTER = (
     # what is typed · what the test adds to it, None: it is left out · why it is the same command still
     (r"^\. ", None, "an empty environment has no packages; this one is used"),
@@ -57,7 +57,7 @@ SHORTER = (
 )
 FEW = "trace.window=2017-11-21/3h trace.carry_in=false policy=[fifo,synergy]"
 FIRST = ((r"synergy_sim \+trace=philly$", FEW, "with figures and report"), *SHORTER)
-"""Of the first commands, where not all are run."""
+"""Replacements for the first commands, used if not all commands are run."""
 PROGRAM = re.compile(r"python -m synergy_\S+( [a-z]+(?= ))?")
 """And its subcommand."""
 POLICY_PAGE = "docs/allocation_policies.md"
@@ -136,7 +136,7 @@ def _free(clone):
 
 
 def _run(chosen, clone, shorter=SHORTER):
-    """In the order of the pages, for what one writes another reads; the lines that ran, none of them wrong."""
+    """Runs commands in the order of the pages, as one reads what another writes; returns those that ran."""
     wrong, runs = [], set[str]()
     with ExitStack() as stack, Programs(clone) as programs:
         for command in chosen:
@@ -165,7 +165,7 @@ def _part(command):
 
 
 def _as_run(typed, clone, shorter):
-    """With names of what is there in place of words in capitals, without what is optional, shorter; None: not run."""
+    """The command with placeholders filled in and optional parts removed, shortened; None if it is not run."""
     words = re.sub(r" \[-[^\]]*\]", "", typed).split(" ")
     names = {}
     for name, path in PLACEHOLDERS.items():
@@ -189,7 +189,7 @@ def _shell(line, clone, **more):
 
 
 def _fault(line, clone, programs):
-    """What is wrong with how the command ended; nothing: nothing."""
+    """Describes how the command failed; "" if it succeeded."""
     began = os.times()
     if PLAIN.fullmatch(line):
         status, said, cpu_s = programs.run(shlex.split(line)[2:])
@@ -210,7 +210,7 @@ def _fault(line, clone, programs):
 
 
 def _undone(clone):
-    """Which runs of the demo did not end with every job done."""
+    """The runs of the demo in which some job did not finish."""
     found = sorted((clone / "results" / "demo").glob("*-*_*/*/summary.json"))
     undone = []
     for path in found:
@@ -223,7 +223,7 @@ def _undone(clone):
 
 @contextmanager
 def _served(line, clone):
-    """A controller in another terminal, until what was submitted to it is done; then Ctrl-C."""
+    """Runs a controller in another terminal until all submitted jobs are done, then ends it as Ctrl-C does."""
     log = clone / "served.txt"
     with log.open("w") as stream:
         server = _shell(f"exec {line}", clone, stdout=stream)
@@ -241,7 +241,7 @@ def _served(line, clone):
 
 
 def _states(clone):
-    """Of the jobs of the controller that runs; None where none answers."""
+    """The states of the controller's jobs; None if no controller answers."""
     command = [sys.executable, "-m", "synergy_exec", "list", "--json"]
     said = subprocess.run(command, cwd=clone, env=environment_of(clone), capture_output=True, text=True)
     return None if said.returncode else {each["state"] for each in json.loads(said.stdout)}

@@ -212,7 +212,7 @@ def lone_job(world, tunes_batch=False):
 
 
 def trained(job, placement, from_s, until_s):
-    """Its progress after a run there."""
+    """The job's progress after it has run there."""
     job.placement = placement
     job.carry_on(from_s)
     job.break_off(until_s)

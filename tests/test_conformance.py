@@ -48,7 +48,7 @@ def allocation(allocate, **more):
 
 
 def greedy(state, order, *, capacity=True, quotas=True, types=True, stays=True, most=None):
-    """In that order of rows whoever fits, by the rules that are asked for; first whoever may not be stopped."""
+    """Starts jobs that fit, in this order of rows, under the chosen rules; jobs that may not be stopped come first."""
     order = sorted(order, key=lambda row: not (stays and state.must_stay[row]))
     left = [state.cluster.gpus_of(kind) if capacity else np.inf for kind in state.cluster.gpu_types]
     quota = state.quotas_left() if quotas else [np.inf] * len(state.virtual_clusters)

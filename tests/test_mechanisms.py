@@ -61,7 +61,7 @@ def _quotas(cluster):
 
 
 def _alike(cluster):
-    """By GPU type, its node with the least for a GPU."""
+    """For each GPU type, the node with the fewest CPUs and least memory per GPU."""
     return [
         min((each for each in cluster.node_types if each.gpu_type == kind), key=lambda each: each.proportional)
         for kind in cluster.gpu_types
@@ -96,7 +96,7 @@ def _running(hosts, applicant):
 
 
 def _taken(round, answer):
-    """What is free once all have what they were given; whatever does not fit fails here."""
+    """The resources left after all grants; fails if a grant does not fit."""
     hosts = Hosts(round, CHECKED)
     for job, grant in zip(round.jobs, answer, strict=True):
         if grant is not None:

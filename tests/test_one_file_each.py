@@ -33,7 +33,7 @@ SUMMARY = "lines such as `at 5 for 60 on 2`: seconds, seconds, GPUs"
 
 
 def recognises(path: Path, head: str) -> bool:
-    """By how it begins."""
+    """Recognises the format by its first line."""
     return head.startswith("at ")
 
 
@@ -61,7 +61,7 @@ def copied(folder, *names):
 
 
 def said(copy, *typed, fails=False, flag="-m"):
-    """What a program of the copy says, on both streams."""
+    """Runs a program of the copy, and returns its output on both streams."""
     environment = os.environ | {"PYTHONPATH": str(copy)}
     command = [sys.executable, flag, *typed]
     done = subprocess.run(command, cwd=copy.parent, env=environment, capture_output=True, text=True, timeout=240)

@@ -22,7 +22,7 @@ def cluster_of(*nodes: tuple[str, int, int]) -> Cluster:
 
 
 def check(cluster: Cluster, gpus: list[int], kinds: list[int], packed: Packing, current: list[Placed]) -> None:
-    """What must hold of every packing."""
+    """Checks the properties of every packing."""
     of_node = [
         (cluster.gpu_types.index(each.gpu_type), each.gpus_per_node)
         for each in cluster.node_types

@@ -118,7 +118,7 @@ def test_small_traces_without_large_jobs_say_so():
 
 
 def step(step_s):
-    """At the requested batch on four GPUs."""
+    """A step at the requested batch on four GPUs."""
     return StepReport(Shape("a100", 1, 4), Plan(data=4, micro_batch=64), step_s)
 
 

@@ -27,7 +27,7 @@ PLANS = [
     if each.page == "README.md" and each.typed.startswith("python -m synergy_core plan ")
 ]
 WORDS = ("GB/s within nodes", "MFU")
-"""Of the lines that name the machine and the columns."""
+"""Words in the lines that name the machine and the columns."""
 
 
 @pytest.mark.parametrize("command", COMMANDS)

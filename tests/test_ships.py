@@ -39,7 +39,7 @@ def _said(*command, cwd=ROOT, **environment):
 
 
 def _traces():
-    """What conf/ says of each trace, and of the trace of each experiment, by what a person types."""
+    """The settings in conf/ of each trace and of each experiment's trace, by what a person types."""
     found = {}
     for path in sorted((CONF / "trace").glob("*.yaml")):
         values = yaml.safe_load(path.read_text())

@@ -45,7 +45,7 @@ ALLOCATION = [name for name in policy_names() if isinstance(get_policy(name), Al
 
 @pytest.fixture(autouse=True)
 def forgotten(monkeypatch):
-    """What a test registers is gone after it."""
+    """Removes what a test has registered."""
     policy_names()
     monkeypatch.setattr(policies, "_found", dict(policies._found))
 

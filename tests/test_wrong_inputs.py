@@ -19,7 +19,7 @@ CASES = [*keys.CASES, *logs.CASES, *commands.CASES, *planner.CASES, *executor.CA
 APART = [each.CASES[-1] for each in (keys, planner, executor)]
 """Typed as programs of their own: one of each package."""
 NOT_OURS = ("Traceback", "hydra.cc", "omegaconf", "Errno", "NoneType", "Error executing", "Exception", "Error:")
-"""What no sentence for people has in it."""
+"""Words that no message for people may contain."""
 PREFIXES = ("error: ", "synergy_sim: ", "synergy_exec: ")
 
 

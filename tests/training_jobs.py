@@ -22,7 +22,7 @@ CATALOG = Truth(None)
 READERS = sorted(name for name in policy_names() if getattr(get_policy(name), "reads_goodput", False))
 """Policies that ask how fast jobs would train."""
 MEASURED_S = 1e-3
-"""A traced run time is kept to this."""
+"""Largest error of a replayed run time, in seconds."""
 
 
 def t4s(nodes=4, gpus_per_node=4, **more) -> Cluster:

@@ -44,7 +44,7 @@ WAYS: dict[str, tuple[str, str]] = {
 """`compression=` and `compressor=` by way of choosing."""
 NAIVE = ("naive", "naive q4")
 BELIEVED = ", believed"
-"""Ends the name of a naive way in the world that it believes in."""
+"""Suffix of a naive way's name when it runs in the world that it assumes."""
 FAST_GBPS, SLOW_GBPS = 100.0, 10.0
 GPU_TYPE, ON_NODES = "a100", (4, 4)
 """GPUs of the job that runs alone."""
@@ -93,7 +93,7 @@ def _goodput(app: DataParallelApplication, plan: Plan, gains: Sequence[float]) -
 
 
 Runs = dict[float, dict[str, list[Measurement]]]
-"""A task for each seed, by bandwidth and way; naive ways also in the world that they believe in."""
+"""One task per seed, by bandwidth and way of choosing; naive ways also run in the world that they assume."""
 Found = dict[float, dict[str, list[Result]]]
 """The results of these tasks."""
 
@@ -134,7 +134,7 @@ def _shares(outcomes: Sequence[Result], models: Sequence[str] = ()) -> dict[str,
 
 HOLDS = {"≥": operator.ge, ">": operator.gt, "≤": operator.le, "<": operator.lt}
 Claim = tuple[str, dict[float, float], str, float]
-"""What is claimed, a figure for each bandwidth, and the relation to a limit that each must have."""
+"""A claim's text, a figure for each bandwidth, and the relation to a limit that each figure must have."""
 
 
 def _claims(claims: Sequence[Claim]) -> str:
@@ -161,7 +161,7 @@ def _tables(runs: Runs, results: Results, studied: Sequence[str] = ()) -> dict[s
         return {gbps: _ratio(each, way, beside).value for gbps, each in among.items()}
 
     def kept(way: str) -> dict[float, float]:
-        """The largest share of the believed goodput that a model alone got."""
+        """By bandwidth, the largest fraction of its predicted goodput that any model reached when running alone."""
         return {gbps: max(got / believed for believed, got in results[ALONE[way, gbps]].values()) for gbps in found}
 
     theirs: list[Claim] = [

@@ -85,7 +85,7 @@ def _answering(service: Any) -> dict[str, float]:
 
 
 def _look(service: Any) -> dict[str, float]:
-    """What the service's processes and its folder need, and how long it takes to answer."""
+    """Measures the memory of the service's processes, the size of its folder, and the time it takes to answer."""
     from chaos import AGENTS, FORKSERVERS
 
     from synergy_exec.worker import processes

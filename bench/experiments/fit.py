@@ -40,7 +40,7 @@ FORMS = {each.name: each for each in (POLLUX, SATURATING)}
 FITS_PER_SPEED = 160
 PROFILE_ROWS = (1, 2, 3, 5, 8, 15, 30, 60)
 SPEEDS = ((1, (5,)), (1, (60,)), (1, PROFILE_ROWS), (10, PROFILE_ROWS), (100, PROFILE_ROWS))
-"""Fits at once, and numbers of rows of their profiles in turn."""
+"""Number of models fitted at once, and the number of rows of each model's profile."""
 
 
 def speed(form: str, count: int, sizes: tuple[int, ...]) -> Result:
@@ -66,7 +66,7 @@ SPLITS = ("all", "half", "larger", "clusters", "batch")
 
 
 def splits(application: str, gpu_type: str) -> Iterator[tuple[str, ObservedSteps, ObservedSteps]]:
-    """Name, what is fitted, what is scored."""
+    """A split of the rows: its name, the rows that are fitted, and the rows that are scored."""
     placements, scalability = (profile(application, gpu_type, which) for which in ("placements", "scalability"))
     gpus, batch = placements.gpus, placements.local_batch
     yield "all", placements, placements

@@ -60,7 +60,7 @@ OF_WEEK = {
 
 
 def tables(results: Results) -> dict[str, str]:
-    """Also draws docs/load.png."""
+    """Makes the tables by offered load, and draws docs/load.png."""
     of_weeks = ratios([[tuple(results[run]["mean_jct_s"] for run in runs)] for runs in OF_WEEK.values()])
     weeks = []
     for at, (window, (ours, theirs)) in enumerate(OF_WEEK.items()):

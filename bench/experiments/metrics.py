@@ -109,7 +109,7 @@ def poisson(load: float, seed: int, gpus: int) -> Workload:
 
 
 def verdicts(load: float, seed: int) -> Result:
-    """For every policy, whether each length of window is called overloaded. What comes later changes nothing in it."""
+    """For every policy and length of window, whether it is called overloaded. Later jobs do not change a window."""
     cluster, found = _nodes(60), {}
     work = poisson(load, seed, cluster.gpus)
     for policy in ORDERS:

@@ -29,10 +29,10 @@ OPT = "fifo+opt(sticky=false)"
 
 WHOLE = ("trace.jobs=5500", "trace.measured_jobs=4000-4999")
 QUICK = ("trace.jobs=2500", "trace.measured_jobs=1000-1999")
-"""Where no queue lasts, and to compare cases with each other."""
+"""Fewer jobs, for loads at which the queue drains and for comparisons between cases."""
 AT_8 = (*QUICK, "trace.jobs_per_hour=8")
 LOADS = {5.0: QUICK, 8.0: WHOLE, 8.5: WHOLE, 9.0: WHOLE}
-"""By jobs an hour."""
+"""Workload size by load, in jobs per hour."""
 MIXES = {
     "33,33,33, 8": (*AT_8, "trace.class_mix=[33,33,33]"),
     "50,0,50, 8": (*AT_8, "trace.class_mix=[50,0,50]"),
@@ -47,7 +47,7 @@ def _runs(policy: str, overrides: Sequence[str], seeds: Sequence[int] = SEEDS) -
 
 
 def _published(policy: str) -> Simulation:
-    """On the published jobs."""
+    """Simulates the policy on the published jobs."""
     return _runs(policy, WHOLE, (PUBLISHED_SEED,))[0]
 
 

@@ -20,19 +20,19 @@ FILES = (*SHORT, *LONG)
 
 @dataclass(frozen=True)
 class Case:
-    """A policy as typed, under overrides."""
+    """A policy as typed, with the overrides of its run."""
 
     policy: str
     overrides: tuple[str, ...] = ()
 
     def on(self, file: str) -> list[Simulation]:
-        """Under two seeds, or under one on a file of 960 jobs."""
+        """Its simulations on a file: under two seeds, or under one if the file has 960 jobs."""
         seeds = (0,) if file in LONG else (0, 1)
         return simulations((SIA_SOSP23, *self.overrides), [self.policy], seeds, [f"sia/{file}"], worst_fairness)
 
 
 Rows = Mapping[str, tuple[Case, Case]]
-"""What is compared with what, by name."""
+"""The pairs of cases to compare, by the row's name."""
 
 
 def _ratio(
@@ -48,7 +48,7 @@ COMPARED = {"sia given the same": SAME, "synergy, own": "synergy(information=own
 CLUSTERS = {"heterogeneous": (), "homogeneous": HOMOGENEOUS}
 GOALS = (("synergy", 0.82, ""), ("synergy, own", 0.90, ""), ("synergy", 0.75, " (the aim)"))
 BOUND = 1.05
-"""Other figures may be so many times sia's."""
+"""Largest allowed ratio to sia's value, for figures other than the mean JCT."""
 BOUNDED = {"p99_jct_s": "p99 JCT", "makespan_s": "makespan", "worst_fairness": "worst finish-time fairness"}
 
 
@@ -80,7 +80,7 @@ def _goals(results: Results) -> str:
 
 
 def _most(results: Results, case: Case, file: str, figure: str) -> float:
-    """The largest value over seeds."""
+    """The largest value of a figure over the seeds."""
     return max(float(results[run][figure]) for run in case.on(file))
 
 

@@ -33,7 +33,7 @@ ARENA = "arena/best_plan_iteration_time"
 
 
 def one(scores: Iterable[Score], **wanted: Any) -> Score:
-    """The first that has all of these; nothing if none has."""
+    """The first score with all of these values; empty if there is none."""
     return next((each for each in scores if all(each.get(name) == value for name, value in wanted.items())), {})
 
 
@@ -54,7 +54,7 @@ FITS = measurement(fits)
 HELD_OUT = ("family out", "largest out", "file out", "other models")
 BANDS = ("family out", "file out", "one node only", "software out", "GPU type out")
 NAMES = {"family out": "model out", "one node only": "more GPUs"}
-"""What the page calls what a fit did not see, where it is not as the fit calls it."""
+"""Names on the page for the rows that a fit did not see, where they differ from the names in the fit."""
 HELD_OUT_GOALS: tuple[tuple[str, str, tuple[str, ...], dict[str, float]], ...] = (
     ("multi-node A100, 3D", "file out", ("vtrain_multi_a100",), {"mape": 0.06, "median": 0.035, "p90": 0.13}),
     (
@@ -72,7 +72,7 @@ HELD_OUT_GOALS: tuple[tuple[str, str, tuple[str, ...], dict[str, float]], ...] =
         {"mape": 0.06},
     ),
 )
-"""Of each goal: its name, the rows that the fit did not see, their files, and the largest allowed errors."""
+"""The goals: name, the rows that the fit did not see, their files, and the largest allowed errors."""
 
 
 def fit_tables(results: Results) -> dict[str, str]:
@@ -364,7 +364,7 @@ COLLECTIVES = Experiment(lambda: [LINKS], collectives_tables, needs=("data",))
 # What a few measured plans of one's own model are worth.
 
 REFITTED = ("gemm_efficiency", "tensor_efficiency", "network_efficiency", "data_exposed")
-"""Of computing, and of tensor-parallel, network and hidden data-parallel communication."""
+"""Constants fitted again: of compute, and of tensor-parallel, network and exposed data-parallel communication."""
 COUNTS = (0, 1, 3, 7)
 DRAWS = 5
 

@@ -39,7 +39,7 @@ ARTIFACT = {
     "mean_jct_s": 3_638.3, "p50_jct_s": 1_816.7, "p90_jct_s": 7_592.8, "p99_jct_s": 29_183.4, "makespan_s": 58_680.0,
     "restarts_per_job": None,
 }  # fmt: skip
-"""By Rubick's own simulator on its base trace (its artifact, run as published)."""
+"""Results of Rubick's own simulator on its base trace (its artifact, run as published)."""
 OSDI22 = ("cluster.cpus_per_node=96", "cluster.memory_gb_per_node=1600", "cluster.storage_mb_per_s=500")
 ON_RUBICK = "experiment=rubick_mlsys25"
 RUBICK_POLICIES = (

@@ -57,7 +57,7 @@ def short(file: str) -> str:
 
 
 def _runs(policy: str, file: str, overrides: Sequence[str] = ()) -> list[Simulation]:
-    """Under seed 0, the file as it is; pollux, a random search, under all of SEEDS."""
+    """Simulates a file under seed 0, which leaves it unchanged; pollux, a random search, under all of SEEDS."""
     seeds = SEEDS if policy == "pollux" else SEEDS[:1]
     return simulations((SIA_SOSP23, *overrides), [policy], seeds, [f"sia/{file}"])
 

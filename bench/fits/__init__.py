@@ -19,7 +19,7 @@ from synergy_core.performance.goodput.calibration import accuracy
 from synergy_core.units import Floats
 
 MEASURED, LARGEST, GPU_TYPE = "in sample", "largest out", "GPU type out"
-"""What a fit did not see: nothing; the largest models; the row's GPU type."""
+"""Which rows a fit did not see: none; those of the largest models; those of the row's GPU type."""
 
 
 class Made(NamedTuple):
@@ -52,6 +52,6 @@ def sums(paths: Mapping[str, Path]) -> dict[str, str]:
 
 
 def constants_file(name: str, comment: str, content: dict[str, Any]) -> dict[str, str]:
-    """A file in catalog/constants, by its path."""
+    """The content of a file in catalog/constants, by its path."""
     text = yaml.safe_dump(content, sort_keys=False, width=120)
     return {f"synergy_core/performance/catalog/constants/{name}.yaml": f"# Fitted by bench/fits.py {comment}\n{text}"}

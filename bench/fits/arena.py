@@ -49,7 +49,7 @@ LOSS, LOSS_SPREAD = 0.15, 0.2
 """Where the exponent starts and how far it may be from there. These and SCALE were chosen with the held-out scores in
 sight, which are optimistic by as much."""
 SCALE = 0.2
-"""Of the loss's logarithms: searched plans differ by as much for reasons that no row tells."""
+"""Scale of the loss in log time: searched plans differ by this much for reasons that the rows do not show."""
 PRIOR = 0.02
 
 Fit = tuple[Constants, float]
@@ -108,7 +108,7 @@ def held_out(software: str, groups: Sequence[CandidatePlans], rows: pd.DataFrame
 
 
 def every_fit() -> Iterator[tuple[str, Fit, pd.DataFrame]]:
-    """Of each software: its fit, and rows as predicted by what was left out."""
+    """Yields, for each software, its fit and its rows with predictions, by which rows were held out."""
     file: Any = read(data_file("arena", f"{TABLE}.csv"))
     rows = pd.DataFrame(
         {

@@ -35,14 +35,14 @@ Key = tuple[str, ...]
 """Columns whose values are alike in rows that count as one, or that are held out together."""
 OF_MODEL: Key = ("file", "model")
 SIZED: dict[str, Key] = {MODEL: OF_MODEL, FILE: ("file",)}
-"""Where a fit saw every size but theirs."""
+"""Splits in which the fit saw models of every other size."""
 GROUPS: dict[str, tuple[str, Key, str]] = {
     "GPU type": (GPU_TYPE, ("software", "gpu"), "rows predicted by a fit to another GPU type"),
     "software": (SOFTWARE, ("software",), "rows predicted without a fit to their software on the GPU type"),
     "GPUs": (NODE, ("file",), "rows on several nodes, predicted by a fit to single nodes"),
     "size": (SMALLER, ("file",), "rows of models smaller than any that their fit saw"),
 }
-"""By what was not measured: how rows that tell the error were held out, which of them count as one, a phrase."""
+"""By what was not measured: how the rows that show the error were held out, which rows count as one, and a phrase."""
 
 
 def fitted_entry(
@@ -59,7 +59,7 @@ def fitted_entry(
 
 
 def are(rows: pd.DataFrame, **wanted: Any) -> pd.Series:
-    """Which rows have all of these values."""
+    """Mask of the rows that have all of these values."""
     return (rows[list(wanted)] == list(wanted.values())).all(axis=1)
 
 
@@ -68,7 +68,7 @@ def models(rows: pd.DataFrame) -> int:
 
 
 def is_smaller(rows: pd.DataFrame) -> pd.Series:
-    """Which rows are of `SMALLER`."""
+    """Mask of the rows of `SMALLER`."""
     result = pd.Series(False, rows.index)
     seen = rows[rows["how"] == MEASURED].drop_duplicates(["fit", *OF_MODEL], keep="last")
     for how, key in SIZED.items():
@@ -129,7 +129,7 @@ def told(rows: pd.DataFrame, of: str, key: Key = OF_MODEL, *, mirrored: bool = F
 
 
 def entry(rows: pd.DataFrame, software: str, gpu: str) -> dict[str, Any]:
-    """Of one software on one GPU type, for its file of constants: what was measured, and a band for each family."""
+    """A software's entry for a GPU type in its constants file: what was measured, and a band for each family."""
     own = rows[are(rows, software=software, gpu=gpu)]
     if not len(own):
         return {}

@@ -29,7 +29,7 @@ SUMMARY = "catalog/links: latencies and efficiencies of collectives (needs: data
 NCCL, ARENA = "parallel/nccl_bandwidth.csv", "arena/collectives.csv"
 MIB = 2.0**20
 SMALL_WEIGHT = 0.3
-"""Of messages below 1 MiB, which training rarely sends."""
+"""Weight of messages below 1 MiB, which training rarely sends."""
 PRIOR_WEIGHT = 0.05
 SCALE = 0.1
 """Log residual from which the loss grows only linearly."""
@@ -195,7 +195,7 @@ def large(rows: pd.DataFrame, how: str, fitted: Fitted) -> pd.DataFrame:
 
 
 def held_out(rows: pd.DataFrame, full: Fitted) -> Iterator[pd.DataFrame]:
-    """For each way of holding out, rows predicted by fits that saw no row of their part, where there is another."""
+    """Yields, for each way of holding rows out, the rows with predictions by fits that did not see their part."""
     parts = {
         "without its group size": rows["ranks"].where(rows["network"] == "", rows["nodes"]),
         "without its GPU type": rows["gpu"] + rows["software"],
@@ -218,7 +218,7 @@ def everything() -> tuple[pd.DataFrame, Fitted, pd.DataFrame]:
 
 
 def scores(predicted: pd.DataFrame) -> list[dict[str, Any]]:
-    """By what the fit did not see, GPU type and link."""
+    """Scores by held-out part, GPU type and link."""
     order = list(predicted["how"].unique())
     found = scored(predicted.sort_values(["gpu", "link"]), "how", "gpu", "link")
     return sorted(found, key=lambda each: order.index(each["how"]))

@@ -60,7 +60,7 @@ def arrivals(jobs: pd.DataFrame) -> dict[str, Any]:
 
 
 def tenants(jobs: pd.DataFrame) -> list[dict[str, Any]]:
-    """The largest first."""
+    """The tenants' shares of jobs, largest first."""
     nodes = pd.read_csv(data_file("traces", "philly_vc_nodes.csv"), dtype={"vc": str}).set_index("vc")["node num"]
     counts = jobs.groupby("cluster")["cluster"].transform("size")
     found = [
@@ -77,7 +77,7 @@ def tenants(jobs: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def checked(jobs: pd.DataFrame) -> dict[str, Any]:
-    """What drawn jobs are compared with; quantiles of run times by class of size, those that enough jobs lie beyond."""
+    """Figures with which drawn jobs are compared. Quantiles of run times beyond which few jobs lie are left out."""
     by_class = {}
     for name, (least, most) in CLASSES.items():
         seconds = jobs.loc[jobs["num_gpus"].between(least, most), "duration"]

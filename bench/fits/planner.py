@@ -47,7 +47,7 @@ CUDNN = {"attention_efficiency": 0.5, "attention_backward": 2.5}
 OVERLAPPED = {name: getattr(Constants(), name) for name in OVERLAP}
 NO_OVERLAP = {"data_overlap": 0.0, "data_exposed": 1.0}
 WEIGHTS = {"vtrain_multi_a100": 2.0, "mbridge_dense": 2.0, "mbridge_moe_and_other": 0.5}
-"""Of files in a fit; 1 for others."""
+"""Weights of files in a fit; other files have weight 1."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ FITS = (
 
 
 def path_of(file: str) -> Path:
-    """A file of the measurements, in parallel/ if its name has no folder."""
+    """The path of a measurement file; it is in parallel/ if the name has no folder."""
     return data_file(f"{file}.csv" if "/" in file else f"parallel/{file}.csv")
 
 
@@ -236,7 +236,7 @@ class Everything(NamedTuple):
 
 
 def everything() -> Everything:
-    """Minutes of CPU time."""
+    """Runs all fits, which takes minutes of CPU time."""
     fitted: dict[str, Fitted] = {}
     parts = []
     for each in FITS:

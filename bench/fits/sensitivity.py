@@ -56,7 +56,7 @@ def predicted_s(rows: ObservedInputs, pipeline: InputPipeline) -> np.ndarray:
 
 
 def error(rows: ObservedInputs, pipeline: InputPipeline) -> Accuracy:
-    """Of throughput, over the rows."""
+    """Errors of predicted throughput over the rows."""
     return accuracy(1.0 / predicted_s(rows, pipeline), 1.0 / rows.step_s)
 
 

@@ -122,7 +122,7 @@ class Resnet34(Cnn):
 
 @dataclass
 class Check:
-    """What a step is given. send: passes figures on at once, so that those of a killed step are kept."""
+    """The environment of a step. send: passes figures on at once, so that those of a killed step are kept."""
 
     dry: bool
     folder: Path
@@ -144,7 +144,7 @@ class Check:
 
     @contextlib.asynccontextmanager
     async def testbed(self, slots: int, **settings: Any) -> AsyncIterator[Testbed]:
-        """A real agent with these slots, all of them on the one GPU."""
+        """Starts a real agent whose slots are all on the one GPU."""
         visible = os.environ["CUDA_VISIBLE_DEVICES"]
         backend = Local(1, slots, [] if self.dry else [Gpu(UNTYPED)] * slots, own_cores())
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join([visible] * slots)

@@ -45,7 +45,7 @@ TASKS: dict[str, tuple[TrainingJob, float]] = {
     "mlp": (Mlp(width=512, depth=3, features=128, classes=32, learning_rate=2e-3), 1.0),
     "short": (Gpt(hidden=256, depth=6, tokens=8, vocabulary=2048, learning_rate=5e-4), 1.5),
 }
-"""What is trained, and the loss at which it ends."""
+"""The jobs that are trained, and the loss at which training ends."""
 
 
 Steps = list[tuple[int, float, float]]

@@ -28,7 +28,7 @@ OUT_OF_DATE = "**Out of date**: made before a change that these figures depend o
 
 @dataclass(frozen=True)
 class Made:
-    """What the blocks of an experiment on a page were made from."""
+    """The inputs from which an experiment's blocks on a page were made."""
 
     page: Path
     digest: str
@@ -41,7 +41,7 @@ def pages() -> list[Path]:
 
 
 def made() -> dict[str, Made]:
-    """By experiment."""
+    """What the blocks on the pages were made from, by experiment."""
     return {
         name: Made(path, digest, float(cpu_s))
         for path in pages()

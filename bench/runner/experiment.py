@@ -33,7 +33,7 @@ class Simulation:
     policy: str
     """The name as typed, such as `sia(like=synergy)`."""
     overrides: tuple[str, ...]
-    """As typed; the first one names the experiment or the trace."""
+    """Overrides as typed; the first one names the experiment or the trace."""
     seed: int = 0
     workload: str = ""
     """A file of jobs, relative to $SYNERGY_DATA/workloads, without `.csv`. A seed other than 0 moves each of its
@@ -54,7 +54,7 @@ class Simulation:
         return " ".join(filter(None, [self.policy, *self.overrides, f"seed={self.seed}", self.workload, collected]))
 
     def settings(self) -> Any:
-        """What was set, and the defaults of the experiment that it names."""
+        """The settings that apply: the overrides, and the defaults of the experiment that they name."""
         return [str(self), _base_settings(self.overrides[0])]
 
     def execute(self) -> Result:
@@ -106,7 +106,7 @@ Task = Simulation | Measurement
 def measurement(
     function: Callable[..., Result], *, policies: Sequence[str] = (), is_timed: bool = False, **arguments: Any
 ) -> Measurement:
-    """A call of the function. Lists become tuples, so that the task can be hashed."""
+    """Makes a task that calls the function. Lists become tuples, so that the task can be hashed."""
     frozen = tuple((name, tuple(value) if isinstance(value, list) else value) for name, value in arguments.items())
     return Measurement(function, frozen, tuple(policies), is_timed)
 

@@ -76,7 +76,7 @@ def student(free: int) -> float:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
-    """A Markdown table; the first `left` columns are words."""
+    """Formats a Markdown table; the first `left` columns hold words."""
     lines = ["| " + " | ".join(header) + " |"]
     lines.append("|" + "|".join(["---"] * left + ["---:"] * (len(header) - left)) + "|")
     lines += ["| " + " | ".join(row) + " |" for row in rows]
@@ -84,7 +84,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -
 
 
 def number(value: float | None, digits: int = 2) -> str:
-    """With so many decimals; a dash for what is not known."""
+    """Formats a number with this many decimals; an unknown one as a dash."""
     return NONE if value is None or not np.isfinite(value) else f"{value:,.{digits}f}"
 
 
@@ -134,7 +134,7 @@ def errors(score: Mapping[str, Any]) -> list[str]:
 
 
 def error_table(scores: Iterable[Mapping[str, Any]], **names: str) -> str:
-    """A table of accuracies. names: of the other columns, and their keys."""
+    """Makes a table of accuracies. names: titles of the other columns, with their keys."""
     rows = ([*(each[key] for key in names.values()), *errors(each)] for each in scores)
     return table((*names, *ERRORS), rows, len(names))
 

@@ -38,7 +38,7 @@ class Plain(TrainingJob):
         return drawn(step, size)
 
     def before(self, step: int) -> None:
-        """What a step does first."""
+        """Called at the start of each step."""
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         return ((output - target) ** 2).mean()
@@ -186,7 +186,7 @@ class Breaking(Plain):
 
 
 class Choosing(Plain):
-    """Its first step at another micro-batch takes seconds, as where kernels are chosen or compiled for it."""
+    """A job whose first step at another micro-batch takes seconds, as if kernels were tuned or compiled for it."""
 
     def __init__(self, seconds: float, pause_s: float = 0.0) -> None:
         super().__init__(pause_s)

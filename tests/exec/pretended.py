@@ -30,7 +30,7 @@ from synergy_exec.wire import decode, encode
 from synergy_runs.outputs.facts import Kind, Run
 
 STEP_S = 0.25
-"""Of one step on one slot; as many times as fast on more."""
+"""Seconds of a step on one slot; n slots are n times as fast."""
 
 
 def refuses(says: str, asked: Callable[..., object], *arguments: Any, **more: Any) -> str:
@@ -90,7 +90,7 @@ class FakeAgent:
     launched: list[int] = field(default_factory=list)
 
     def hear(self, message: Message, now_s: float) -> list[Message]:
-        """What it answers at once."""
+        """Returns the messages that the agent answers at once."""
         run = self.runs.get(getattr(message, "run", -1))
         match message:
             case said.Reserve():
@@ -124,11 +124,11 @@ class FakeAgent:
         return []
 
     def started(self, launch: Launch) -> dict[str, Any]:
-        """What it tells of a run's first step beside the progress."""
+        """Fields of the report on a run's first step, besides the progress."""
         return dict.fromkeys(("launch_s", "build_s", "load_s", "first_step_s"), 0.1)
 
     def measured(self, launch: Launch) -> dict[str, Any]:
-        """What it tells of steps beside the progress."""
+        """Fields of the reports on steps, besides the progress."""
         plan = launch.plan
         return {
             "step_s": STEP_S * (0.1 + 0.9 * plan.micro_batch * plan.accumulation / 32),
@@ -142,7 +142,7 @@ class FakeAgent:
         return Ended(run=number, outcome=outcome, reason=reason)
 
     def pass_time(self, now_s: float) -> list[Message]:
-        """What it says by itself, half a second or more after it was last asked."""
+        """Returns the messages that the agent sends unasked, half a second or more after it was last asked."""
         told: list[Message] = []
         for number, run in list(self.runs.items()):
             launch, plan, first = run.launch, run.launch.plan, run.launch.node.first_rank == 0
@@ -182,7 +182,7 @@ class Stage:
             execution.agent_came(agent.node, 0.0)
 
     def heard(self, node: int, message: Message) -> None:
-        """By the controller, in the form in which messages are sent."""
+        """Hands the message to the controller in the form in which messages are sent."""
         self.execution.heard(node, decode(encode(message)), self.now_s)
 
     def deliver(self) -> None:
@@ -195,7 +195,7 @@ class Stage:
                     self.heard(node, answer)
 
     def advance(self, *seconds: float, decide: bool = True) -> None:
-        """By so much, one after the other."""
+        """Advances the clock by these times, one after another."""
         for each in seconds:
             self.now_s += each
             for agent in list(self.agents.values()):
@@ -289,7 +289,7 @@ def execution_of(folder: Path, policy: Policy | str = "fifo", cluster: Cluster |
 def staged(
     folder: Path, policy: Policy | str = "fifo", slots: tuple[int, ...] = (1,), agent: Any = FakeAgent, **more: Any
 ) -> Stage:
-    """With an agent on each node. more: of `execution_of`."""
+    """Makes a stage with an agent on each node. more: arguments of `execution_of`."""
     execution = execution_of(folder, policy, **{"cluster": cluster_of(*slots), **more})
     checkpoints: dict[int, float] = {}
     agents = [agent(node, each, checkpoints) for node, each in enumerate(slots)]

@@ -69,7 +69,7 @@ def gone(pids: list[int], *, timeout_s: float = 10.0) -> bool:
 
 
 def wait_until(true: Callable[[], object], patience_s: float, said: Callable[[], str] = lambda: "") -> Any:
-    """What it gives, once that is true. AssertionError, with what was said, where it is not for so long."""
+    """Waits until the function returns something true, and returns it; else raises AssertionError."""
     until_s = time.monotonic() + patience_s
     while not (found := true()):
         assert time.monotonic() < until_s, f"not in {patience_s:g} s\n{said()}"
@@ -85,14 +85,14 @@ def typed(*words: object) -> subprocess.CompletedProcess[str]:
 
 
 def answer(*words: object) -> str:
-    """What a command prints that does what it was asked."""
+    """Runs a command that must succeed, and returns what it prints."""
     ended = typed(*words)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
 
 
 def asked(results: Path, method: str, path: str, body: Any = None) -> Any:
-    """What the controller of a results folder answers; None where none does."""
+    """Asks the controller of a results folder; None if none answers."""
     with suppress(InputError):
         return client_for(results, None).ask(method, path, body)
     return None
@@ -124,7 +124,7 @@ class Service:
             self._over.set()
 
     def start(self, *words: object) -> None:
-        """Until it answers."""
+        """Starts the service and waits until it answers."""
         line = [sys.executable, "-m", "synergy_exec", *map(str, words)]
         with self.said.open("ab") as stream:
             self._process = warm.Popen(line, stdout=stream, stderr=stream)
@@ -134,7 +134,7 @@ class Service:
         return client_for(self.results, None)
 
     def jobs(self) -> dict[str, Any]:
-        """As they are listed, by name."""
+        """The jobs as the service lists them, by name."""
         return {each["name"]: each for each in self.client().ask("GET", "/jobs")}
 
     def until(self, true: Callable[[], object], patience_s: float = 240.0) -> Any:
@@ -145,7 +145,7 @@ class Service:
         self._process.wait()
 
     def leave(self) -> int:
-        """As Ctrl-C does it: the exit code. Then nobody is left."""
+        """Ends the service as Ctrl-C does, checks that no process is left, and returns the exit code."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGINT)
         code = self._process.wait(240)
@@ -165,7 +165,7 @@ def steps_of(folder: Path | str) -> list[dict[str, str]]:
 
 
 def log_of(launch: Launch) -> str:
-    """What the run printed."""
+    """Returns the output of the run."""
     since = (Path(launch.folder) / LOG).read_text().partition(f"{LOG_HEADING} {launch.run}\n")[2]
     return since.partition(LOG_HEADING)[0]
 
@@ -235,7 +235,7 @@ class Controller:
         return wait_until(true, timeout_s, self.told)
 
     def wait(self, kind: type[Any], such: Callable[[Any], bool] = lambda _: True, *, timeout_s: float = RUN_S) -> Any:
-        """The first message heard of that kind and such."""
+        """Waits for the first message of this class that satisfies the condition."""
         heard = self.until(lambda: [each for _, each in self.heard if isinstance(each, kind) and such(each)], timeout_s)
         return heard[0]
 
@@ -264,11 +264,11 @@ class Controller:
         return self.wait(Reserved, lambda each: each.run == run)
 
     def of(self, launch: Launch, kind: type[Any], node: int = 0) -> list[Any]:
-        """What an agent said of that kind about a run."""
+        """The messages of this class about a run."""
         return [each for by, each in self.heard if by == node and isinstance(each, kind) and each.run == launch.run]
 
     def of_run(self, launch: Launch, kind: type[Any], such: Callable[[Any], bool] = lambda _: True, **more: Any) -> Any:
-        """The first of those that is such."""
+        """Waits for the first message of this class about a run that satisfies the condition."""
         return self.wait(kind, lambda each: each.run == launch.run and such(each), **more)
 
     def ended(self, launch: Launch, *, timeout_s: float = RUN_S) -> Ended:

@@ -114,7 +114,7 @@ class Training:
 
 
 def trained(steps: int, folder: Path | None = None, *, seed: int = 0) -> Training:
-    """By one process, with a checkpoint after every step if there is a folder."""
+    """Trains with one process, with a checkpoint after every step if there is a folder."""
     job = Training(seed=seed)
     for number in range(steps):
         job.step(number)

@@ -184,7 +184,7 @@ def trace_of(folder: Path, jobs: int, iterations: int) -> Path:
 
 
 def executed(trace: Path, results: Path, policies: list[str], make_backend: Any = None, **more: Any) -> list[Path]:
-    """As `python -m synergy_exec` does, with two pretended agents or what is made; the folders of results."""
+    """Runs policies as `python -m synergy_exec`, by default with two pretended agents; returns the results' folders."""
     from synergy_exec.run import execute_all
 
     values = settings_values(trace, results, policies, **more)

@@ -1,4 +1,4 @@
-"""What is refused, and that the sentence says what to change; jobs that cannot be loaded."""
+"""Jobs and plans that are refused, with sentences that say what to change; jobs that cannot be loaded."""
 
 from collections import OrderedDict
 
@@ -35,7 +35,7 @@ class Odd(Mlp):
 
 
 class Borrowing(Perceptron):
-    """Its head uses a parameter of another part."""
+    """A job whose head uses a parameter of another part."""
 
     def __init__(self, name):
         super().__init__(4, 8, 2, 3)

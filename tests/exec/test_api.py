@@ -142,7 +142,7 @@ def test_slots_are_given_away_when_a_job_ends_not_at_the_next_round(tmp_path, ca
 
 
 class Deaf(TaskBackend):
-    """Its first agent does not come."""
+    """A backend whose first agent never connects."""
 
     starts = 0
 

@@ -292,7 +292,7 @@ def slurm_cluster() -> Iterator[dict[str, str]]:
 
 
 def slurms(environment: dict[str, str], *command: str) -> str:
-    """What a command of Slurm's says; "" where its controller does not answer."""
+    """The output of a Slurm command; "" if Slurm's controller does not answer."""
     answer = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=READY_S)
     return answer.stdout.strip()
 

@@ -191,7 +191,7 @@ KILLED, LATER, REFUSED, DAMAGED = ((case, Path(case.__name__)) for case in (kill
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory, request):
-    """What every case found; run once, however many processes the tests run in."""
+    """The results of all cases, which run once, however many processes run the tests."""
     writing, reading = {1: [], 2: [], 4: []}, {1: [KILLED], 2: [REFUSED, DAMAGED, LATER], 4: []}
     for writer in PLANS:
         writing[world(writer)] += [(write, writer, each, SAVED) for each in optimizers_between(writer, writer)]

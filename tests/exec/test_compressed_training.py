@@ -75,7 +75,7 @@ class Sent:
 
 
 def means(compressor):
-    """Of three exchanges: whether ranks differ, the errors of the means, the bytes and their formula."""
+    """Makes three exchanges; returns whether ranks differ, the errors of the means, and the bytes sent and computed."""
     sent = Sent(compressor)
     differ, errors = [], {}
     for step in range(3):
@@ -91,7 +91,7 @@ def means(compressor):
 
 
 def conserved(compressor):
-    """After some exchanges, by layer: how far what was sent and what is held back are from all gradients."""
+    """Makes some exchanges; returns by layer the difference between gradients and what was sent plus held back."""
     sent = Sent(compressor)
     total = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
     for step in range(5):

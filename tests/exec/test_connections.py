@@ -1,4 +1,4 @@
-"""Where ranks meet and whom they hear: interfaces, ports, the store of a run, connections that are gone."""
+"""How ranks connect: interfaces, ports, the store of a run, and lost connections."""
 
 import asyncio
 import ipaddress

@@ -92,7 +92,7 @@ def test_a_step_calls_few_operators_besides_the_models(kind, accumulation):
 
 
 class Counting(nn.Module):
-    """Its buffers change in three ways: in place, by another tensor in their place, and not at all."""
+    """A module whose buffers change in three ways: in place, by replacement with another tensor, and not at all."""
 
     def __init__(self):
         super().__init__()

@@ -37,7 +37,7 @@ class DoublingGpt(SgdGpt):
 
 
 class PreciseGpt(SgdGpt):
-    """In double precision, where plans differ by far less than single precision can show."""
+    """A GPT in double precision, in which plans differ by far less than single precision can show."""
 
     def build_model(self):
         return super().build_model().double()
@@ -137,7 +137,7 @@ def single(steps, kind=SgdGpt):
 
 @cache
 def squares_of_micro_batches(size):
-    """Of the first step, the mean over micro-batches of the squared norm of their gradients."""
+    """Mean over the micro-batches of the first step of the squared norm of their gradients."""
     job = SgdGpt()
     torch.manual_seed(SEED)
     model = job.build_model()

@@ -137,7 +137,7 @@ def test_bfloat16_under_fsdp_is_plain_pytorchs(answers):
 SHIPPED = {
     name: load_job(yaml.safe_load(path.read_text(encoding="utf-8"))["class"], {}) for name, path in models().items()
 }
-"""As their classes are without arguments: small."""
+"""The examples' classes without arguments, which are small."""
 
 
 @pytest.mark.parametrize("job", SHIPPED.values(), ids=SHIPPED)
@@ -172,5 +172,5 @@ def test_training_begins_with_weights_of_a_file(suffix, save, tmp_path):
 
 
 def begun(weights):
-    """What replicas find of weights that training begins with."""
+    """Evaluates replicas whose training begins with these weights."""
     return Trainer(nanogpt(), PLANS["fsdp2"], seed=8, weights=weights).evaluate(0)

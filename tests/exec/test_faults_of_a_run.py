@@ -50,7 +50,7 @@ class Served(Service):
         return self.jobs()
 
     def trained(self):
-        """By job, (step, batch) of every step that counts."""
+        """The (step, batch) pairs of all steps that count, by job."""
         found = {}
         for folder in folders(self.work).values():
             steps = recorded(folder / "steps.csv")

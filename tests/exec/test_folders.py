@@ -159,7 +159,7 @@ def test_a_run_that_has_ended_needs_its_journal_no_more(typed, capsys):
 
 
 def served_until_interrupted(results, policy, *requests, **more):
-    """What a service answers to these requests before somebody types Ctrl-C."""
+    """Sends requests to a service, interrupts it as Ctrl-C does, and returns its answers."""
     answers, tasks = [], []
 
     async def ask(client):

@@ -99,7 +99,7 @@ def plans_of(job):
 
 SAVED = ("Normed", "Tied")
 BEGINNINGS = [*((job, False) for job in JOBS), *((job, True) for job in SAVED)]
-"""By job; and whether it goes on from a checkpoint."""
+"""Pairs of a job and whether it continues from a checkpoint."""
 
 
 @pytest.fixture(scope="module")

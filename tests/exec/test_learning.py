@@ -36,7 +36,7 @@ def step_s(plan):
 
 
 class TimedAgent(FakeAgent):
-    """Its steps take what `step_s` says. broken: kinds of plans that fail when they begin."""
+    """An agent whose steps take `step_s` seconds. broken: plans that fail when they start."""
 
     broken: frozenset[str] = frozenset()
 
@@ -61,7 +61,7 @@ def trying(folder, *, fraction=1.0, profile=None):
 
 
 def degrees(stage):
-    """Of the plans of the first job's runs."""
+    """The degrees of the plans of the first job's runs."""
     return [Plan(**each.plan).degrees for each in stage.execution.journal.runs() if each.job == 0]
 
 
@@ -141,7 +141,7 @@ def test_what_a_job_writes_in_place_of_its_plans_does_no_harm(tmp_path, monkeypa
 LAYERS = [("token.weight", 256, 128), ("up.weight", 512, 128), ("up.bias", 512, 1), ("down.weight", 128, 512)]
 SPEEDS = {each: [1e10, 1e12, 1e-6] for each in ("half", "powersgd", "quantised", "topk")}
 COMPUTE_S, SYNC_S = 0.2, 0.08
-"""Of 32 samples, and of an uncompressed exchange."""
+"""Seconds to compute 32 samples, and of an uncompressed exchange."""
 
 
 class ComputingAgent(FakeAgent):
@@ -310,7 +310,7 @@ CPU_S = {"hungry": 0.060, "modest": 0.002}
 
 
 class LoadingAgent(FakeAgent):
-    """Its jobs load 1 GB of samples; how long that takes follows from the CPUs that they have."""
+    """An agent whose jobs load 1 GB of samples; the time follows from their CPUs."""
 
     def measured(self, launch):
         samples, cpus = launch.plan.micro_batch * launch.plan.accumulation, launch.share.cpus

@@ -184,7 +184,7 @@ def test_micro_batches_of_a_pipeline_share_one_cast_of_each_weight(answers):
 
 
 class LargeGpt(SgdGpt):
-    """Its gradients are beyond float16's range until the loss scale has shrunk, and then train something."""
+    """A GPT whose gradients overflow float16 until the loss scale has shrunk."""
 
     def loss(self, output, target):
         return 100 * super().loss(output, target)

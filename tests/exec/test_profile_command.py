@@ -308,7 +308,7 @@ SLOTS = 8
 
 
 def refused(plan):
-    """As `admitted.plan_refusal` says of DDP and of interleaving, for a model of 24 blocks."""
+    """Refuses plans as `admitted.plan_refusal` refuses DDP and interleaving, for a model of 24 blocks."""
     if plan.data > 1 and plan.tensor > 1 and not plan.zero:
         return "DDP fails on layers that are split"
     if plan.interleave > 1 and plan.accumulation % plan.pipeline:

@@ -15,7 +15,7 @@ WORK = 10_000.0
 
 
 def stage_of(execution, jobs=0):
-    """With an agent that has nearly finished so many jobs."""
+    """A stage with an agent that has nearly finished this many jobs."""
     return Stage(execution, [FakeAgent(0, 4, dict.fromkeys(range(jobs), WORK - 5))])
 
 

@@ -44,7 +44,7 @@ CHAIN = (
 )
 """Plans that a job goes through, a run each."""
 STEPS = 5
-"""Of each run; the last one of each but the last run is not in its checkpoint."""
+"""Steps of each run. Only the last run's checkpoint contains its last step."""
 RATES = (1.0, 0.5)
 
 

@@ -167,7 +167,7 @@ def test_what_users_write_moves_no_cursor(monkeypatch, capsys):
 
 TEN_EACH = [f"{name}: &{name} [{','.join([f'*{before}'] * 10)}]" for before, name in itertools.pairwise("abcdef")]
 BILLION = f"{{a: &a [x,x,x,x,x,x,x,x,x,x], {', '.join(TEN_EACH)}}}"
-"""Of lists: each of the next has ten of those before."""
+"""A YAML document that expands to very many items: each list repeats the list before ten times."""
 
 
 @pytest.mark.parametrize(

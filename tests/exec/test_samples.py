@@ -93,7 +93,7 @@ def descriptor():
 
 
 def item(number):
-    """Of 5 to 10 bytes."""
+    """Makes an item of 5 to 10 bytes."""
     return bytes([number]) * (5 + number % 6)
 
 

@@ -24,7 +24,7 @@ from synergy_exec.worker.loop import odd_data
 
 SEED, BATCH = 5, 8
 STEPS, TOTAL = 2, 18.0
-"""Of a run; of a whole job, for its schedule."""
+"""Steps of a run, and work of a whole job for its learning-rate schedule."""
 WORDS, WIDTH, CLASSES = 6, 8, 3
 
 
@@ -144,7 +144,7 @@ class Normed(Small):
         return model
 
     def change(self, model):
-        """What is odd of it."""
+        """Makes the model's unusual change."""
 
     def batch(self, step, size):
         return numbers(step, size, 4) * (1 + step % 3), numbers(step + 10_000, size, CLASSES).argmax(1)

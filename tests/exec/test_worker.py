@@ -96,7 +96,7 @@ def test_other_errors_are_the_jobs_own(says):
 
 
 def failure_of(monkeypatch, **more):
-    """What a rank that was given GPU 0 says when it fails."""
+    """The message of a rank on GPU 0 that fails."""
     said, (ours, theirs) = [], socket.socketpair()
     monkeypatch.setattr(rank, "AgentConnection", lambda _: SimpleNamespace(say=said.append))
     monkeypatch.setattr(rank.resources, "move", lambda *_: None)

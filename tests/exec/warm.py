@@ -65,7 +65,7 @@ def _is_python(command: Sequence[Any]) -> bool:
 
 
 def _fork_exec(fork: Callable[[Program], int]) -> Callable[..., int]:
-    """In place of `_posixsubprocess.fork_exec`, which is below subprocess and multiprocessing alike."""
+    """Replaces `_posixsubprocess.fork_exec`, which both subprocess and multiprocessing call."""
 
     def fork_exec(command: Any, executables: Any, close: bool, keep: Any, cwd: Any, env: Any, *more: Any) -> int:
         p2cread, _, _, c2pwrite, _, errwrite, _, errors, _, own_session, group, *_ = more

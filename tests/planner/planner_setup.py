@@ -16,7 +16,7 @@ def machine(name="a100", memory_bytes=80e9):
 
 
 def asked(capsys, typed, *more):
-    """Of a command as typed, with more words behind it: its status, what it printed, and what it complained of."""
+    """Runs a command as typed, with more words appended; returns its exit code, output and error output."""
     status = main([*typed.split(), *more])
     return status, *capsys.readouterr()
 

@@ -152,7 +152,7 @@ INSTALLED = all(map(importlib.util.find_spec, ("megatron", "torchtitan")))
 
 
 def asked(program, rows, *words):
-    """What a program prints when it is given rows as JSON."""
+    """Runs a program with rows as JSON, and returns what it prints."""
     command = [sys.executable, "-c", program, *words]
     done = subprocess.run(command, input=json.dumps(rows), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

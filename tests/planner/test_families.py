@@ -1,4 +1,4 @@
-"""What families say one GPU does: against closed forms, published counts, and conservation over plans."""
+"""Operators of model families on one GPU: closed forms, published counts, and conservation over plans."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def blocks(work):
 
 
 def total(work, amount):
-    """Of all blocks; amount: a field, or a function of a block."""
+    """Sum of an amount over all blocks. amount: a field, or a function of a block."""
     of = amount if callable(amount) else lambda block: np.asarray(getattr(block, amount))
     return np.asarray(sum(of(block) * count for block, count in blocks(work))).item()
 
@@ -41,7 +41,7 @@ def gemm_flops(block):
 
 
 def score_flops(block):
-    """Of attention in full, causal or not."""
+    """FLOPs of attention without halving causal scores."""
     return sum(2.0 * a.count * a.queries * a.keys * (a.width + np.asarray(a.value_width)) for a in block.attention)
 
 

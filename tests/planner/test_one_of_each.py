@@ -36,7 +36,7 @@ def copy(tmp_path_factory):
 
 
 def asked(copy, *words):
-    """What Python says when it runs with the copy."""
+    """Runs Python with the copy of the project, and returns its output."""
     return subprocess.run([sys.executable, *words], cwd=copy, capture_output=True, text=True, check=False)
 
 

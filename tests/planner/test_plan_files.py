@@ -378,7 +378,7 @@ enable = true
 
 
 BY_FORM = {"limits", "stages", "in_nodes", "instead", "sizes"}
-"""What one form alone says of its options."""
+"""Keys that only one form's rules have."""
 
 
 @pytest.mark.parametrize("name", names_in("options"))

@@ -29,7 +29,7 @@ def found(architecture, on=MACHINE, **settings):
 
 
 def every_plan(architecture, gpus, batch, on):
-    """By nested loops, from the rules in words; no ZeRO 2 or 3 with stages."""
+    """All plans, by nested loops over the rules as documented; no ZeRO 2 or 3 with stages."""
     groups = int(architecture.groups)
     for tensor, pipeline, data in itertools.product(range(1, gpus + 1), repeat=3):
         if tensor * pipeline * data != gpus or batch % data or pipeline > architecture.layers:

@@ -25,7 +25,7 @@ def columns_of(text):
 
 
 def sections_of(path):
-    """By id, what stands in a report's sections."""
+    """The contents of a report's sections, by their ids."""
     found = re.findall(r'<script type="text/plain" id="([^"]+)">([^<]*)</script>', path.read_text(encoding="utf-8"))
     return dict(found)
 

@@ -238,7 +238,7 @@ KEY = "gpu_time_fraction_by_compressor"
 
 
 def told_of(folder, shares):
-    """What is noted of stored runs that had such shares; shares: by the run's own folder."""
+    """The notes on stored runs with these shares. shares: by the run's folder."""
     for path in folder.rglob("summary.json"):
         if path.parent.name in shares:
             path.write_text(json.dumps(json.loads(path.read_text()) | {KEY: shares[path.parent.name]}))

@@ -1,11 +1,11 @@
-"""A wrong input: what is typed, the files beside it, and what must be said."""
+"""A wrong input: the command, the files beside it, and the facts that the message must state."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 File = str | bytes | None
-"""Its content; None: it is a folder."""
+"""A file's content; None: it is a folder."""
 
 
 class Wrong(NamedTuple):

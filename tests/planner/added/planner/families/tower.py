@@ -21,7 +21,7 @@ class Architecture:
     parts: int
 
     def parameters(self) -> Amount:
-        """Of the whole model."""
+        """Parameters of the whole model."""
         return float(self.depth * self.width**2)
 
     def check(self) -> None:
