@@ -93,7 +93,7 @@ def machine_named(
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryUse:
+class MemoryHabits:
     """How a training stack uses GPU memory beyond its bytes per parameter: buffers, workspaces and temporary arrays."""
 
     prefetch: int = 2
@@ -151,7 +151,7 @@ class PlanSupport:
 
 
 @dataclass(frozen=True, slots=True)
-class CommunicationUse:
+class CommunicationHabits:
     """How a training stack exchanges data between ranks."""
 
     cp_comm_type: str = "p2p"
@@ -224,9 +224,9 @@ class Software:
     again (PyTorch, torch/_functorch/partitioners.py, min-cut rematerialization)."""
     channels_last: bool = True
     """Whether images are stored with channels last, as tensor cores read them."""
-    memory: MemoryUse = MemoryUse()
+    memory: MemoryHabits = MemoryHabits()
     """Use of GPU memory."""
-    communication: CommunicationUse = CommunicationUse()
+    communication: CommunicationHabits = CommunicationHabits()
     """Exchanges between ranks."""
     supports: PlanSupport = PlanSupport()
     """Supported plans and settings."""
@@ -286,7 +286,7 @@ def software_names() -> tuple[str, ...]:
     return tuple(names_in("software"))
 
 
-_PARTS = {"memory": MemoryUse, "communication": CommunicationUse, "supports": PlanSupport, "run": RunTuning}
+_PARTS = {"memory": MemoryHabits, "communication": CommunicationHabits, "supports": PlanSupport, "run": RunTuning}
 _PART_OF = {each.name: part for part, fields_of in _PARTS.items() for each in fields(fields_of)}
 """The part of `Software` that has a field."""
 
