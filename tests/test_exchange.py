@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from synergy_core.performance.catalog import gpu_sheet, gradients_of, layers_of
-from synergy_core.performance.goodput.batch import best_batch, best_batch_one, goodput_at
+from synergy_core.performance.goodput.batch import BatchChoice, JobOnShape, best_batch, goodput_of
 from synergy_core.performance.goodput.compression import compressor_named
 from synergy_core.performance.goodput.compression._compressor import Gradients, LayerSizes, codec_s, speed_by_sheet
 from synergy_core.performance.goodput.efficiency import (
@@ -21,7 +21,7 @@ from synergy_core.performance.goodput.efficiency import (
     uniform,
     within_error_of,
 )
-from synergy_core.performance.goodput.throughput import exchange_time, overlapped, sync_time
+from synergy_core.performance.goodput.throughput import exchange_time, overlapped, step_terms
 from synergy_core.performance.planner.communication import all_reduce_s
 from synergy_core.performance.planner.machine import links_for, machine_named
 from synergy_core.scheduling.jobs.exchange import MARGIN, all_reduce_latency_s, exchange_of
@@ -134,25 +134,21 @@ errors = st.builds(GradientErrors, st.floats(0.0, 0.9), st.floats(0.0, 0.9), st.
 @given(errors, st.floats(0.01, 1.0), st.floats(0.1, 100.0), st.sampled_from([(1, 1), (1, 4), (2, 8), (4, 16)]))
 def test_a_batch_for_compressed_gradients_is_worth_what_the_formula_says(made, sync_s, var, shape):
     nodes, gpus = shape
-    one = best_batch_one(THETA, 1.0, var, 128, 8192, 32, 1024, nodes, gpus, sync_s=sync_s, errors=made)
+    alpha_s, beta_s, gamma, _ = step_terms(THETA, nodes, gpus)
+    job = JobOnShape(alpha_s, beta_s, gamma, sync_s, 1.0, var, 128, 8192, 32, 1024, gpus, made)
+    one = BatchChoice(*(each.item() for each in best_batch(job)))
     phi = 128 * var
     batch = gpus * one.local_batch * one.accumulation
     distorted = made.distortion(phi, batch / gpus, gpus)
     gained = float(compressed_gain(batch / 128, 1.0, var, gpus, distorted))
     assert one.goodput == pytest.approx(one.throughput * gained / batch, rel=1e-9)
-    again, pace = goodput_at(THETA, 1.0, var, 128, one.local_batch, one.accumulation, gpus, sync_s=sync_s, errors=made)
-    assert (float(again), float(pace)) == pytest.approx((one.goodput, one.throughput), rel=1e-9)
-    column = GradientErrors(*(np.array([each]) for each in (made.signal, made.noise, made.unbiased, made.rounds_sum)))
-    many = best_batch(
-        THETA[None], [1.0], [var], [128], [8192], [32], [1024], [nodes], [gpus], sync_s=[[sync_s]], errors=column
-    )
-    assert many.goodput[0, 0] == pytest.approx(one.goodput, rel=1e-12)
+    again = goodput_of(job, one.local_batch, one.accumulation)
+    assert (again.goodput, again.throughput) == (one.goodput, one.throughput)
 
 
 def test_no_errors_and_the_formulas_own_time_change_nothing():
-    asked = (THETA, 1.0, 20.0, 128, 8192, 32, 1024, 2, 8)
-    given_s = float(sync_time(THETA, 2, 8))
-    plain, same = best_batch_one(*asked), best_batch_one(*asked, sync_s=given_s, errors=GradientErrors(0.0, 0.0, True))
+    job = JobOnShape(*step_terms(THETA, 2, 8), 1.0, 20.0, 128, 8192, 32, 1024, 8)
+    plain, same = best_batch(job), best_batch(job._replace(errors=GradientErrors(0.0, 0.0, True)))
     assert same[1:3] == plain[1:3]
     assert same.goodput == pytest.approx(plain.goodput, rel=1e-14)
 

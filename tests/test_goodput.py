@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from synergy_core.performance.goodput.batch import best_batch, best_batch_one, fixed_batch
+from synergy_core.performance.goodput.batch import JobOnShape, best_batch, fixed_batch
 from synergy_core.performance.goodput.efficiency import (
     adascale_factor,
     gain,
@@ -17,7 +17,7 @@ from synergy_core.performance.goodput.efficiency import (
     square_root_factor,
     statistical_efficiency,
 )
-from synergy_core.performance.goodput.throughput import gradient_time, overlapped, step_time, sync_time
+from synergy_core.performance.goodput.throughput import gradient_time, overlapped, step_terms, step_time, sync_time
 
 THETA = np.array([0.1, 0.01, 0.3, 0.02, 0.05, 0.004, 2.0])
 constants = st.tuples(*(st.floats(1e-8, 2.0) for _ in range(6)), st.floats(1.0, 10.0)).map(np.array)
@@ -106,6 +106,13 @@ def naive(theta, sqr, var, first, largest, low, high, nodes, gpus):
     return best
 
 
+def on_shapes(theta, sqr, var, first, largest, low, high, nodes, gpus):
+    """Jobs, (jobs, 1) or numbers, on shapes, (shapes,) or numbers."""
+    step = step_terms(np.asarray(theta)[..., None, :], nodes, gpus)
+    columns = (np.asarray(each, dtype=float)[..., None] for each in (sqr, var, first, largest, low, high))
+    return JobOnShape(*step, *columns, gpus)
+
+
 limits = st.tuples(st.integers(1, 256), st.integers(1, 64), st.integers(1, 64), st.integers(1, 64))
 
 
@@ -122,34 +129,31 @@ def test_best_batch_is_the_rule_over_all_jobs_and_shapes(jobs, places):
     low = np.minimum(np.array([each[3][2] for each in jobs]), first)
     high = low * np.array([each[3][3] for each in jobs])
     nodes, gpus = (np.array([each[at] for each in places]) for at in (0, 1))
-    chosen = best_batch(theta, sqr, var, first, largest, low, high, nodes, gpus)
+    chosen = best_batch(on_shapes(theta, sqr, var, first, largest, low, high, nodes, gpus))
     for j in range(len(jobs)):
         for s in range(len(places)):
             one = (theta[j], sqr[j], var[j], first[j], largest[j], low[j], high[j], nodes[s], gpus[s])
             rate, _, _, _ = naive(*one)
             assert chosen.goodput[j, s] == pytest.approx(rate, rel=1e-9)
-            alone = best_batch_one(theta[j], *(float(each) for each in one[1:7]), int(nodes[s]), int(gpus[s]))
-            assert alone.goodput == pytest.approx(rate, rel=1e-9)
+            alone = best_batch(on_shapes(*one))
+            assert [each.item() for each in alone] == [each[j, s] for each in chosen]
             if rate == 0.0:
-                assert chosen.local_batch[j, s] == chosen.throughput[j, s] == alone.local_batch == 0
+                assert chosen.local_batch[j, s] == chosen.throughput[j, s] == 0
                 continue
-            for local, count, throughput in (
-                (alone.local_batch, alone.accumulation, alone.throughput),
-                (chosen.local_batch[j, s], chosen.accumulation[j, s], chosen.throughput[j, s]),
-            ):
-                assert low[j] <= local <= high[j]
-                assert gpus[s] * local * count <= largest[j]
-                batch, seconds = gpus[s] * local * count, iteration_time(theta[j], nodes[s], gpus[s], local, count)
-                assert throughput == pytest.approx(batch / seconds)
-                assert gain(batch / first[j], sqr[j], var[j]) / seconds == pytest.approx(rate, rel=1e-9)
+            local, count = chosen.local_batch[j, s], chosen.accumulation[j, s]
+            assert low[j] <= local <= high[j]
+            assert gpus[s] * local * count <= largest[j]
+            batch, seconds = gpus[s] * local * count, iteration_time(theta[j], nodes[s], gpus[s], local, count)
+            assert chosen.throughput[j, s] == pytest.approx(batch / seconds)
+            assert gain(batch / first[j], sqr[j], var[j]) / seconds == pytest.approx(rate, rel=1e-9)
 
 
 def test_one_gpu_beyond_the_initial_batch_needs_two_micro_batches():
     # 200 samples fit in memory at once, but would leave nothing to estimate the noise from.
     theta = np.array([1.0, 1e-6, 1e-8, 1e-8, 1e-8, 1e-8, 1.0])
-    one = best_batch_one(theta, 1e-9, 1.0, 100.0, 200.0, 1.0, 400.0, 1, 1)
+    one = best_batch(on_shapes(theta, 1e-9, 1.0, 100.0, 200.0, 1.0, 400.0, 1, 1))
     assert (one.local_batch, one.accumulation) == (100, 2)
-    two = best_batch_one(theta, 1e-9, 1.0, 100.0, 800.0, 1.0, 400.0, 1, 2)
+    two = best_batch(on_shapes(theta, 1e-9, 1.0, 100.0, 800.0, 1.0, 400.0, 1, 2))
     assert (two.local_batch, two.accumulation) == (400, 1)
 
 
@@ -158,17 +162,16 @@ def test_one_gpu_beyond_the_initial_batch_needs_two_micro_batches():
 )
 def test_the_largest_batch_is_never_exceeded_by_rounding(first, largest, gpus, batch):
     theta = np.array([1.0, 1e-6, 1e-8, 1e-8, 1e-8, 1e-8, 1.0])  # noise is large, so the largest batch is best
-    one = best_batch_one(theta, 1e-9, 1.0, float(first), float(largest), 1.0, 400.0, 1, gpus)
+    one = best_batch(on_shapes(theta, 1e-9, 1.0, float(first), float(largest), 1.0, 400.0, 1, gpus))
     assert gpus * one.local_batch * one.accumulation == batch
 
 
 @pytest.mark.parametrize("var", [0.0, 1.0])
 def test_more_gpus_than_samples_have_no_batch(var):
     theta = np.array([[1.0, 1e-6, 1e-8, 1e-8, 1e-8, 1e-8, 1.0]])
-    chosen = best_batch(theta, 1.0, var, 4.0, 4.0, 1.0, 4.0, np.ones(3), np.array([2, 4, 8]))
-    assert (chosen.goodput[0, :2] > 0).all()
-    assert chosen.goodput[0, 2] == 0.0
-    assert best_batch_one(theta[0], 1.0, var, 4.0, 4.0, 1.0, 4.0, 1, 8).goodput == 0.0
+    chosen = best_batch(on_shapes(theta[0], 1.0, var, 4.0, 4.0, 1.0, 4.0, np.ones(3), np.array([2, 4, 8])))
+    assert (chosen.goodput[:2] > 0).all()
+    assert chosen.goodput[2] == 0.0
 
 
 def test_a_fixed_batch_is_accumulated_where_it_must_be_and_never_exceeds_the_largest():

@@ -1,4 +1,4 @@
-"""Chooses the batch of a job on a shape (N nodes, M GPUs) by Pollux's rule, for many jobs and shapes at once.
+"""Chooses the batch of a job on a shape (N nodes, M GPUs) by Pollux's rule, for one job or for many jobs and shapes.
 
 The rule is that of Pollux's published artifact. For a job with initial batch B₀, largest batch B_max and b_min to b_max
 samples per GPU and micro-batch, it tries 50 total batches B, spaced geometrically from max(B₀, b_min·M) to B_max
@@ -13,16 +13,15 @@ second. It ranks a job's configurations like Pollux's throughput × efficiency, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import lru_cache
-from math import ceil, log
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from synergy_core.performance.goodput.efficiency import GradientErrors
-from synergy_core.performance.goodput.throughput import ALPHA_C, BETA_C, GAMMA, TINY, sync_time
 from synergy_core.units import Bools, Floats, Ints
 
 CANDIDATES = 50
@@ -32,229 +31,75 @@ _FRACTIONS = np.linspace(0.0, 1.0, CANDIDATES)
 # Jobs are processed in chunks of about this many array elements, which fit in the CPU cache: measured twice as fast.
 _CHUNK = 16_384
 MAX_CACHED = 16_384
-"""Maximum number of cached results of `best_batch_one`."""
+"""Maximum number of cached results of `best_batch_of_one`."""
+Numbers = float | Floats | Ints
 
 
-@dataclass(frozen=True, slots=True)
-class BatchChoice:
-    """The best batch of each job on each shape: arrays (jobs, shapes), 0 where no batch is feasible.
-
-    goodput: iterations at the initial batch per second. local_batch: samples per GPU and micro-batch. accumulation:
-    micro-batches per step. throughput: samples per second.
+class JobOnShape(NamedTuple):
+    """What the goodput of a job on a shape depends on besides its batch: numbers, or arrays for many jobs and shapes,
+    which broadcast to (jobs, shapes) or another shape (…).
     """
+
+    alpha_s: Numbers
+    """α_c, seconds of a micro-batch that do not depend on its samples."""
+    beta_s: Numbers
+    """β_c, seconds per sample on one GPU."""
+    gamma: Numbers
+    """γ, from 1 to 10: how far computing and synchronisation overlap (`throughput.overlapped`)."""
+    sync_s: Numbers
+    """T_sync, seconds in which a step's gradients are exchanged, without overlap."""
+    grad_sqr: Numbers
+    """|E g|², squared norm of the mean gradient over the initial batch."""
+    grad_var: Numbers
+    """Variance of the gradient over the initial batch, in the unit of `grad_sqr`."""
+    initial_batch: Numbers
+    """B₀, total samples."""
+    max_batch: Numbers
+    """B_max, largest total samples."""
+    min_local: Numbers
+    """b_min, smallest samples per GPU and micro-batch."""
+    max_local: Numbers
+    """b_max, largest samples per GPU and micro-batch."""
+    gpus: Numbers
+    """M, number of GPUs, each with one replica."""
+    errors: GradientErrors | None = None
+    """Errors of compressed gradients, which reduce the efficiency. None: gradients are not compressed."""
+
+
+_OWN_FIELDS = len(JobOnShape._fields) - 1  # all but the errors
+
+
+class BatchChoice(NamedTuple):
+    """A batch of each job on each shape, (…); 0 in all fields where no batch is feasible."""
 
     goodput: Floats
+    """Iterations at the initial batch per second."""
     local_batch: Ints
+    """Samples per GPU and micro-batch."""
     accumulation: Ints
+    """Micro-batches per step."""
     throughput: Floats
+    """Samples per second."""
 
 
-class OneBatch(NamedTuple):
-    """`BatchChoice` for one job on one shape."""
-
-    goodput: float = 0.0
-    local_batch: int = 0
-    accumulation: int = 0
-    throughput: float = 0.0
-
-
-class _GoodputTerms(NamedTuple):
-    """Arguments of `_goodput` that do not depend on the batch. alpha, beta, gamma: α_c, β_c, γ. sync_s: T_sync."""
-
-    alpha: Floats | float
-    beta: Floats | float
-    gamma: Floats | float
-    sync_s: Floats | float
-    grad_sqr: Floats | float
-    grad_var: Floats | float
-    initial_batch: Floats | float
-    gpus: Floats | float
+def best_batch(jobs: JobOnShape) -> BatchChoice:
+    """Chooses the batch of highest goodput by the rule at the top of this file."""
+    columns = _columns(jobs)
+    count, *others = columns[0].shape
+    step = max(1, _CHUNK // (prod(others) * CANDIDATES))
+    parts = [_best(_by_candidate([each[at : at + step] for each in columns])) for at in range(0, count, step)]
+    return BatchChoice(*(np.concatenate(each) for each in zip(*parts, strict=True)))
 
 
-def _goodput(case: _GoodputTerms, local: Floats, micro: Floats, errors: GradientErrors | None) -> tuple[Floats, Floats]:
-    """Goodput, and seconds of an iteration, with `micro` micro-batches of `local` samples on each GPU.
-
-    It computes T_opt/T_grad = (1 + (T_sync/T_grad)^γ)^(1/γ). As T_grad ≥ 1e-8 and γ ≤ 10, this cannot overflow for
-    T_sync < 1e22 s. For speed, arrays are changed in place, and the gain is not computed separately.
-    """
-    compute = local * case.beta
-    compute += case.alpha
-    seconds = case.sync_s / compute
-    np.power(seconds, case.gamma, out=seconds)
-    seconds += 1.0
-    np.power(seconds, 1.0 / case.gamma, out=seconds)
-    seconds += micro
-    seconds -= 1.0
-    seconds *= compute
-    scale = micro * local
-    scale /= case.initial_batch / case.gpus
-    rate = scale * case.grad_sqr
-    rate += case.grad_var
-    rate *= seconds
-    np.divide(scale, rate, out=rate)
-    rate *= case.grad_var + case.grad_sqr
-    if errors is not None:
-        rate *= errors.gain_ratio(scale, case.grad_sqr, case.grad_var, case.initial_batch, case.gpus)
-    return rate, seconds
+def best_batch_of_one(job: JobOnShape) -> BatchChoice:
+    """`best_batch` where all fields have one element, several times faster; the choice is of numbers."""
+    return _cached(JobOnShape._make((*(np.asarray(each).item() for each in job[:-1]), job.errors)))
 
 
-def _candidates(
-    case: _GoodputTerms,
-    min_per_gpu: Floats | float,
-    log_span: Floats | float,
-    low: Floats | float,
-    high: Floats | float,
-    most_per_gpu: Floats | float,
-) -> tuple[Floats, Floats, Bools]:
-    """Each candidate's samples per micro-batch b, its number of micro-batches, and whether it is feasible. min_per_gpu:
-    smallest L. log_span: ln(largest L ÷ smallest L). low, high: limits of b. most_per_gpu: B_max/M.
-    """
-    per_gpu = log_span * _FRACTIONS
-    np.exp(per_gpu, out=per_gpu)
-    per_gpu *= min_per_gpu
-    micro = per_gpu / high
-    micro -= CEILING_TOLERANCE
-    np.ceil(micro, out=micro)
-    np.maximum(micro, 1.0, out=micro)
-    alone = np.equal(case.gpus, 1.0)
-    if alone.any():
-        np.maximum(micro, 1.0 + (alone & (per_gpu > case.initial_batch)), out=micro)
-    per_gpu /= micro
-    per_gpu -= CEILING_TOLERANCE
-    np.ceil(per_gpu, out=per_gpu)
-    most = most_per_gpu / micro
-    most += CEILING_TOLERANCE
-    np.floor(most, out=most)
-    np.minimum(per_gpu, most, out=per_gpu)
-    feasible = per_gpu >= low
-    feasible &= per_gpu <= high
-    np.maximum(per_gpu, 1.0, out=per_gpu)  # infeasible batches of 0 samples would have a goodput of 0/0 without noise
-    return per_gpu, micro, feasible
-
-
-def best_batch(
-    theta: ArrayLike,
-    grad_sqr: ArrayLike,
-    grad_var: ArrayLike,
-    initial_batch: ArrayLike,
-    max_batch: ArrayLike,
-    min_local: ArrayLike,
-    max_local: ArrayLike,
-    nodes: ArrayLike,
-    gpus: ArrayLike,
-    *,
-    sync_s: ArrayLike | None = None,
-    errors: GradientErrors | None = None,
-) -> BatchChoice:
-    """Chooses the batches of J jobs on S shapes by the rule at the top of this file.
-
-    theta: (J, 7). grad_sqr, grad_var, initial_batch, max_batch, min_local (b_min), max_local (b_max): (J,), or one
-    number for all jobs; batches in samples. nodes, gpus: (S,). sync_s: (J, S), replaces the formula's T_sync. errors:
-    fields (J,), the errors of compressed gradients, which reduce the efficiency.
-    """
-    theta = np.asarray(theta, dtype=np.float64)[:, None, :]
-    nodes, gpus = np.atleast_1d(nodes), np.atleast_1d(gpus).astype(np.float64)
-    shape = jobs, shapes = theta.shape[0], gpus.shape[0]
-    initial, min_samples = _column(initial_batch), _column(min_local)
-    min_batch = np.maximum(initial, min_samples * gpus)
-    span = np.log(np.maximum(_column(max_batch), 1e-300) / min_batch)
-    alpha, beta, gamma = (theta[..., at] for at in (ALPHA_C, BETA_C, GAMMA))
-    sync = sync_time(theta, nodes, gpus) if sync_s is None else sync_s
-    columns = [
-        *(alpha, beta, gamma, sync, _column(grad_sqr), _column(grad_var), initial, gpus),
-        *(min_batch / gpus, np.maximum(span, 0.0), min_samples, _column(max_local)),
-        *(_column(max_batch) / gpus, span),
-        *([] if errors is None else [_column(getattr(errors, each.name)) for each in fields(errors)]),
-    ]
-    columns = [np.broadcast_to(each, shape) for each in columns]
-    step = max(1, _CHUNK // (shapes * CANDIDATES))
-    parts = [_chosen([each[at : at + step, :, None] for each in columns]) for at in range(0, jobs, step)]
-    goodput, local, micro, throughput = (np.concatenate(each) for each in zip(*parts, strict=True))
-    return BatchChoice(goodput, local.astype(np.int64), micro.astype(np.int64), throughput)
-
-
-def _column(values: ArrayLike) -> Floats:
-    """Values (J,), or one number for all jobs, as a column (J, 1)."""
-    return np.atleast_1d(np.asarray(values, dtype=np.float64))[:, None]
-
-
-def _chosen(columns: list[Floats]) -> tuple[Floats, Floats, Floats, Floats]:
-    """Goodput, local batch, micro-batches and throughput of the best candidates. columns: as made by `best_batch`."""
-    case, gpus, (*limits, unclipped_span) = _GoodputTerms(*columns[:8]), columns[7], columns[8:14]
-    local, micro, feasible = _candidates(case, *limits)
-    # If max(B₀, b_min·M) exceeds B_max, no batch is feasible.
-    feasible &= unclipped_span >= 0.0
-    rate, seconds = _goodput(case, local, micro, GradientErrors(*columns[14:]) if columns[14:] else None)
-    rate *= feasible
-    best = rate.argmax(axis=-1)
-    index = best + np.arange(best.size).reshape(best.shape) * rate.shape[-1]
-    found, rate, local, micro, seconds = (each.take(index) for each in (feasible, rate, local, micro, seconds))
-    throughput = np.where(found, local * micro * gpus[..., 0] / np.where(found, seconds, 1.0), 0.0)
-    return rate, np.where(found, local, 0.0), np.where(found, micro, 0.0), throughput
-
-
-def best_batch_one(
-    theta: Floats,
-    grad_sqr: float,
-    grad_var: float,
-    initial_batch: float,
-    max_batch: float,
-    min_local: float,
-    max_local: float,
-    nodes: int,
-    gpus: int,
-    *,
-    sync_s: float | None = None,
-    errors: GradientErrors | None = None,
-) -> OneBatch:
-    """As `best_batch`, for one job on one shape; faster, because simulated jobs call it every epoch. theta: (7,)."""
-    alpha, beta, alpha_n, beta_n, alpha_r, beta_r, gamma = theta.tolist()
-    if sync_s is None:  # the formula of `sync_time`, in a tenth of its time
-        constant, slope = (alpha_n, beta_n) if nodes > 1 else (alpha_r, beta_r) if gpus > 1 else (TINY, TINY)
-        sync_s = constant + slope * max(gpus - 2, TINY)
-    case = _GoodputTerms(alpha, beta, gamma, sync_s, grad_sqr, grad_var, initial_batch, gpus)
-    return _best_of(case, max_batch, min_local, max_local, errors)
-
-
-@lru_cache(maxsize=MAX_CACHED)
-def _best_of(
-    case: _GoodputTerms, max_batch: float, min_local: float, max_local: float, errors: GradientErrors | None
-) -> OneBatch:
-    """`best_batch_one`, cached: similar jobs learn the same constants, so their arguments are often equal."""
-    gpus = float(case.gpus)
-    min_batch = max(case.initial_batch, min_local * gpus)
-    if min_batch > max_batch:
-        return OneBatch()
-    limits = min_batch / gpus, log(max_batch / min_batch), min_local, max_local, max_batch / gpus
-    local, micro, feasible = _candidates(case, *limits)
-    rate, seconds = _goodput(case, local, micro, errors)
-    rate *= feasible
-    best = int(rate.argmax())
-    if not rate[best] > 0.0:
-        return OneBatch()
-    b, a = int(local[best]), int(micro[best])
-    return OneBatch(float(rate[best]), b, a, gpus * b * a / float(seconds[best]))
-
-
-def goodput_at(
-    theta: Floats,
-    grad_sqr: float,
-    grad_var: float,
-    initial_batch: float,
-    local_batch: ArrayLike,
-    accumulation: ArrayLike,
-    gpus: ArrayLike,
-    *,
-    sync_s: ArrayLike,
-    errors: GradientErrors,
-) -> tuple[Floats, Floats]:
-    """Goodput and samples per second at the given batches; theta: (7,), the other arguments broadcast."""
-    local, micro, count, sync = np.broadcast_arrays(
-        *(np.asarray(each, dtype=np.float64) for each in (local_batch, accumulation, gpus, sync_s))
-    )
-    case = _GoodputTerms(theta[ALPHA_C], theta[BETA_C], theta[GAMMA], sync, grad_sqr, grad_var, initial_batch, count)
-    goodput, seconds = _goodput(case, np.atleast_1d(local), np.atleast_1d(micro), errors)
-    return goodput.reshape(sync.shape), (count * local * micro / seconds).reshape(sync.shape)
+def goodput_of(jobs: JobOnShape, local_batch: ArrayLike, accumulation: ArrayLike) -> BatchChoice:
+    """The goodput of given batches, which broadcast with the jobs; 0 where b is not from b_min to b_max."""
+    *columns, local, micro = _columns(jobs, local_batch, accumulation)
+    return _best_of(_by_candidate(columns), local[..., None].copy(), micro[..., None])
 
 
 def fixed_batch(
@@ -262,12 +107,96 @@ def fixed_batch(
 ) -> tuple[int, int]:
     """(local batch b, accumulation a) of a job that keeps its total batch B, on any number M of GPUs.
 
-    It applies the rule at the top of this file to one B, with  L = ⌈B/M⌉  and  a ≥ 2 if M = 1 and B > B₀.  Then b is
-    limited to ⌊B_max/(M·a)⌋, but at least 1. Rigid jobs keep B, and all jobs under Tiresias, Optimus and Gavel.
+    It splits B by the rule at the top of this file, with b at least 1. Rigid jobs keep B, and all jobs under Tiresias,
+    Optimus and Gavel.
     """
-    per_gpu = ceil(total_batch / gpus - CEILING_TOLERANCE)
-    micro_batches = max(ceil(per_gpu / max_local - CEILING_TOLERANCE), 1)
-    if gpus == 1 and total_batch > initial_batch:
-        micro_batches = max(micro_batches, 2)
-    local_batch = ceil(per_gpu / micro_batches - CEILING_TOLERANCE)
-    return max(1, min(local_batch, int(max_batch // (gpus * micro_batches)))), micro_batches
+    local, micro = _split(np.array([total_batch / gpus]), gpus, initial_batch, max_batch, max_local)
+    return max(1, int(local[0])), int(micro[0])
+
+
+def _columns(jobs: JobOnShape, *more: ArrayLike) -> list[Floats]:
+    """Arrays of equal shape (…): the fields of the jobs, those of their errors, if any, and `more`."""
+    errors = [] if jobs.errors is None else [getattr(jobs.errors, each.name) for each in fields(GradientErrors)]
+    columns = [np.asarray(each, dtype=np.float64) for each in (*jobs[:-1], *errors, *more)]
+    shape = np.broadcast_shapes(*{each.shape for each in columns}, (1,))
+    return [each if each.shape == shape else np.broadcast_to(each, shape) for each in columns]
+
+
+def _by_candidate(columns: list[Floats]) -> JobOnShape:
+    """Jobs whose fields have a last axis for candidates, (…, 1). columns: as made by `_columns`."""
+    axes = [each[..., None] for each in columns]
+    errors = GradientErrors(*axes[_OWN_FIELDS:]) if axes[_OWN_FIELDS:] else None
+    return JobOnShape._make((*axes[:_OWN_FIELDS], errors))
+
+
+def _best(jobs: JobOnShape) -> BatchChoice:
+    """`best_batch` of jobs as made by `_by_candidate`, or of one job whose fields are numbers."""
+    smallest = np.maximum(jobs.initial_batch, jobs.min_local * jobs.gpus)
+    span = np.log(np.maximum(jobs.max_batch, 1e-300) / smallest)
+    per_gpu = np.maximum(span, 0.0) * _FRACTIONS
+    np.exp(per_gpu, out=per_gpu)
+    per_gpu *= smallest / jobs.gpus
+    local, micro = _split(per_gpu, jobs.gpus, jobs.initial_batch, jobs.max_batch, jobs.max_local)
+    # If max(B₀, b_min·M) exceeds B_max, no batch is feasible.
+    return _best_of(jobs, local, micro, span >= 0.0)
+
+
+_cached = lru_cache(maxsize=MAX_CACHED)(_best)  # similar jobs learn equal constants
+
+
+def _split(
+    per_gpu: Floats, gpus: Numbers, initial_batch: Numbers, max_batch: Numbers, max_local: Numbers
+) -> tuple[Floats, Floats]:
+    """Splits L samples per GPU, (…, candidates), into a micro-batches of b samples. Returns b, which may be 0, and a;
+    overwrites `per_gpu` with b.
+    """
+    micro = per_gpu / max_local
+    micro -= CEILING_TOLERANCE
+    np.ceil(micro, out=micro)
+    np.maximum(micro, 1.0, out=micro)
+    alone = np.equal(gpus, 1.0)
+    if alone.any():
+        np.maximum(micro, 1.0 + (alone & (per_gpu > initial_batch)), out=micro)
+    per_gpu /= micro
+    per_gpu -= CEILING_TOLERANCE
+    local = np.ceil(per_gpu, out=per_gpu)
+    most = max_batch / gpus / micro
+    most += CEILING_TOLERANCE
+    np.floor(most, out=most)
+    return np.minimum(local, most, out=local), micro
+
+
+def _best_of(jobs: JobOnShape, local: Floats, micro: Floats, allowed: Bools | bool = True) -> BatchChoice:
+    """The candidate of highest goodput for each job. local, micro: b and a, (…, candidates). allowed: a mask of them.
+
+    It computes T_opt/T_grad = (1 + (T_sync/T_grad)^γ)^(1/γ). As T_grad ≥ 1e-8 and γ ≤ 10, this cannot overflow for
+    T_sync < 1e22 s. For speed, arrays are changed in place, and the gain is not computed separately.
+    """
+    feasible = local >= jobs.min_local
+    feasible &= local <= jobs.max_local
+    feasible &= allowed
+    np.maximum(local, 1.0, out=local)  # infeasible batches of 0 samples would have a goodput of 0/0 without noise
+    compute = local * jobs.beta_s
+    compute += jobs.alpha_s
+    seconds = jobs.sync_s / compute
+    np.power(seconds, jobs.gamma, out=seconds)
+    seconds += 1.0
+    np.power(seconds, 1.0 / jobs.gamma, out=seconds)
+    seconds += micro
+    seconds -= 1.0
+    seconds *= compute
+    scale = micro * local
+    scale /= jobs.initial_batch / jobs.gpus
+    goodput = scale * jobs.grad_sqr
+    goodput += jobs.grad_var
+    goodput *= seconds
+    np.divide(scale, goodput, out=goodput)
+    goodput *= jobs.grad_var + jobs.grad_sqr
+    if jobs.errors is not None:
+        goodput *= jobs.errors.gain_ratio(scale, jobs.grad_sqr, jobs.grad_var, jobs.initial_batch, jobs.gpus)
+    goodput *= feasible
+    best = goodput.argmax(axis=-1)
+    index = best + np.arange(best.size).reshape(best.shape) * goodput.shape[-1]
+    found, rate, b, a, step_s = (each.take(index) for each in (feasible, goodput, local, micro, seconds))
+    samples = b * a * np.reshape(jobs.gpus, best.shape) * found
+    return BatchChoice(rate, (b * found).astype(np.int64), (a * found).astype(np.int64), samples / step_s)

@@ -59,6 +59,12 @@ def sync_time(theta: ArrayLike, nodes: ArrayLike, gpus: ArrayLike) -> Floats:
     return np.where(nodes > 1, across, np.where(gpus > 1, within, TINY + TINY * TINY))
 
 
+def step_terms(theta: ArrayLike, nodes: ArrayLike, gpus: ArrayLike) -> tuple[Floats, Floats, Floats, Floats]:
+    """α_c, β_c, γ and T_sync: all of the model that a step's time depends on besides its batch."""
+    theta = np.asarray(theta, dtype=np.float64)
+    return theta[..., ALPHA_C], theta[..., BETA_C], theta[..., GAMMA], sync_time(theta, nodes, gpus)
+
+
 def overlapped(gradient_time_s: ArrayLike, sync_time_s: ArrayLike, gamma: ArrayLike) -> Floats:
     """(T_grad^γ + T_sync^γ)^(1/γ), with the larger term factored out so that no power under- or overflows."""
     first, second = np.asarray(gradient_time_s, dtype=np.float64), np.asarray(sync_time_s, dtype=np.float64)

@@ -14,7 +14,7 @@ from typing import ClassVar, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from synergy_core.performance.goodput.batch import BatchChoice, best_batch, best_batch_one, goodput_at
+from synergy_core.performance.goodput.batch import BatchChoice, JobOnShape, best_batch, best_batch_of_one, goodput_of
 from synergy_core.performance.goodput.efficiency import (
     MEASURED_ERROR_WEIGHT,
     ExchangeTerms,
@@ -25,7 +25,14 @@ from synergy_core.performance.goodput.efficiency import (
     plain_sync,
 )
 from synergy_core.performance.goodput.pipeline import InputPipeline
-from synergy_core.performance.goodput.throughput import GAMMA, exchange_time, gradient_time, overlapped, sync_time
+from synergy_core.performance.goodput.throughput import (
+    GAMMA,
+    exchange_time,
+    gradient_time,
+    overlapped,
+    step_terms,
+    sync_time,
+)
 from synergy_core.performance.planner.plan import NO_COMPRESSOR, Plan
 from synergy_core.scheduling.jobs.exchange import MARGIN, GradientExchange
 from synergy_core.scheduling.jobs.reports import ExchangeReport, Observations, RatioOf, Theta
@@ -274,12 +281,11 @@ class SynergyTask:
     def _best(self, exchange: GradientExchange | None, shape: Shape, held: str | None, *, keeps: bool) -> Plan:
         """The plan with the best compressor, at the best batch or the requested one. held: the compressor to keep."""
         spec, (gpu_type, nodes, gpus) = self.spec, shape
-        smallest, largest = spec.local_batches[gpu_type]
         theta, statistics, compressor = self.models.get(gpu_type), self.believed_statistics, NO_COMPRESSOR
         if theta is None or statistics is None:
             if exchange is not None:
                 compressor = exchange.only or NO_COMPRESSOR
-            batch = spec.requested_batch if keeps else max(spec.initial_batch, smallest * gpus)
+            batch = spec.requested_batch if keeps else max(spec.initial_batch, spec.local_batches[gpu_type][0] * gpus)
             return replace(as_requested(spec, shape, batch), compressor=compressor)
         local_batch = accumulation = 0
         if exchange is not None:
@@ -295,8 +301,8 @@ class SynergyTask:
                 return replace(as_requested(spec, shape), compressor=compressor)
             local_batch, accumulation = int(choices.local_batch[best, 0]), int(choices.accumulation[best, 0])
         if not local_batch:
-            limits = spec.initial_batch, spec.max_batch, smallest, largest
-            _, local_batch, accumulation, _ = best_batch_one(theta, *statistics, *limits, nodes, gpus)
+            choice = best_batch_of_one(_on_shapes([(self, theta, gpu_type, spec.max_batch)], nodes, gpus))
+            local_batch, accumulation = int(choice.local_batch), int(choice.accumulation)
         if not local_batch:  # there are more GPUs than the job's largest batch can feed
             return replace(as_requested(spec, shape, spec.max_batch), compressor=compressor)
         return Plan(data=gpus, micro_batch=local_batch, accumulation=accumulation, compressor=compressor)
@@ -355,19 +361,16 @@ class SynergyTask:
     def _paces(cls, requests: Sequence[PaceRequest], nodes: Ints, gpus: Ints) -> Floats:
         """(requests, 2, shapes): goodput, and samples per second."""
         result = np.empty((len(requests), 2, len(gpus)))
-        plain, columns, shapes = [], [], np.arange(len(gpus))
+        shapes = np.arange(len(gpus))
+        plain = [index for index, (task, *_) in enumerate(requests) if task.exchange is None]
         for index, (task, theta, source, max_batch) in enumerate(requests):
             if (exchange := task.exchange) is None:
-                plain.append(index)
-                statistics, limits = task.believed_statistics or (1.0, 0.0), task.spec.local_batches[source]
-                columns.append((theta, *statistics, task.spec.initial_batch, max_batch, *limits))
                 continue
             choices = task._choices(exchange, theta, source, max_batch, nodes, gpus, keeps=task.keeps_batch)
             chosen = exchange.best(choices.goodput, task._has_seen(source, nodes))
             result[index] = choices.goodput[chosen, shapes], choices.throughput[chosen, shapes]
         if plain:
-            thetas, sqrs, variances, initial, largest, low, high = map(np.array, zip(*columns, strict=True))
-            best = best_batch(thetas, sqrs, variances, initial, largest, low, high, nodes, gpus)
+            best = best_batch(_on_shapes([requests[index] for index in plain], nodes, gpus))
             result[plain] = np.stack((best.goodput, best.throughput), axis=1)
         return result
 
@@ -385,23 +388,16 @@ class SynergyTask:
         """(offers, shapes): the best batch up to `max_batch` under each offer. keeps: use the requested batch instead,
         with goodput 0 where it does not fit the GPUs.
         """
-        spec, statistics = self.spec, self.believed_statistics or (1.0, 0.0)
-        smallest, largest = spec.local_batches[gpu_type]
         shapes = [Shape(gpu_type, *one) for one in zip(nodes.tolist(), gpus.tolist(), strict=True)]
         terms = [columns_of([self._terms(offer.name, shape) for shape in shapes]) for offer in exchange.offers]
-        sync_s, errors = self.sync_s(theta, gpu_type, nodes, gpus, columns_of(terms)), self._errors
-        if not keeps:
-            limits = spec.initial_batch, max_batch, smallest, largest
-            thetas = np.broadcast_to(theta, (len(exchange.offers), len(theta)))
-            return best_batch(thetas, *statistics, *limits, nodes, gpus, sync_s=sync_s, errors=errors)
-        plans = [as_requested(spec, shape) for shape in shapes]
-        local, count = (np.array([getattr(plan, name) for plan in plans]) for name in ("micro_batch", "accumulation"))
-        by_offer = rows_at(errors, (slice(None), None))
-        goodput, pace = goodput_at(
-            theta, *statistics, spec.initial_batch, local, count, gpus, sync_s=sync_s, errors=by_offer
+        job = _on_shapes([(self, theta, gpu_type, max_batch)], nodes, gpus)._replace(
+            sync_s=self.sync_s(theta, gpu_type, nodes, gpus, columns_of(terms)),
+            errors=rows_at(self._errors, (slice(None), None)),
         )
-        fits = (local >= smallest) & (local <= largest)
-        return BatchChoice(np.where(fits, goodput, 0.0), local, count, np.where(fits, pace, 0.0))
+        if not keeps:
+            return best_batch(job)
+        plans = [as_requested(self.spec, shape) for shape in shapes]
+        return goodput_of(job, [plan.micro_batch for plan in plans], [plan.accumulation for plan in plans])
 
     def requested_rate(self, gpu_type: str) -> float:
         """Iterations per second with the requested GPUs and batch, from an offline profile; 0 without a profile."""
@@ -411,6 +407,23 @@ class SynergyTask:
         """Remaining iterations at the initial batch; NaN if no work was declared or the declared work is done."""
         left = self.spec.declared_work - self.done_work
         return left if self.declares and 0 < left < inf else nan
+
+
+def _on_shapes(requests: Sequence[PaceRequest], nodes: Ints | int, gpus: Ints | int) -> JobOnShape:
+    """What the tasks believe about jobs, (requests, 1), on these shapes, (shapes,) or one."""
+    alpha_s, beta_s, gamma, sync_s = step_terms(np.array([theta for _, theta, *_ in requests])[:, None], nodes, gpus)
+    rows = [
+        (
+            *(task.believed_statistics or (1.0, 0.0)),
+            *(task.spec.initial_batch, max_batch),
+            *task.spec.local_batches[gpu_type],
+        )
+        for task, _, gpu_type, max_batch in requests
+    ]
+    grad_sqr, grad_var, initial_batch, max_batch, min_local, max_local = np.array(rows).T[..., None]
+    return JobOnShape(
+        alpha_s, beta_s, gamma, sync_s, grad_sqr, grad_var, initial_batch, max_batch, min_local, max_local, gpus
+    )
 
 
 def as_requested(spec: JobSpec, shape: Shape, batch: int | None = None) -> Plan:
