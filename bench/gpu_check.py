@@ -72,7 +72,7 @@ from synergy_exec.agent.node_run import NodeRun
 from synergy_exec.commands import profile as profile_command
 from synergy_exec.examples.gpt import Gpt
 from synergy_exec.examples.pictures import Pictures
-from synergy_exec.job_file import JobFile
+from synergy_exec.job_file import job_of
 from synergy_exec.messages import Ended, Launch, NodeSlots
 from synergy_exec.settings import ProfileSettings, RunSettings
 from synergy_exec.training.checkpoint import Checkpoints
@@ -398,8 +398,8 @@ async def wrong_devices(check: Check) -> None:
     check.expect("2 GPUs are needed" in agent.stderr, "the agent did not refuse its slots")
     del os.environ["CUDA_VISIBLE_DEVICES"]
     forkserver, said = await Forkserver.start(), list[Any]()
-    job = {"name": "gpt", "job_class": "synergy_exec.examples.gpt:Gpt", "initial_batch": BATCH, "max_batch": BATCH}
-    file, folder = JobFile(work=1.0, **job), str(check.folder)
+    job = {"class": "synergy_exec.examples.gpt:Gpt", "name": "gpt", "initial_batch": BATCH, "work": 1.0}
+    file, folder = job_of(job, "gpt"), str(check.folder)
     launch = Launch(
         run=0, job=0, file=file, plan=ONE, folder=folder, settings=RunSettings(), node=NodeSlots(slots=[0], world=1)
     )

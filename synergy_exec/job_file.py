@@ -87,39 +87,41 @@ def _ranges(text: str) -> list[range]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobFile:
-    """A job as its user describes it: a class or a command.
+class TrainedClass:
+    """The class of a job that Synergy trains, and how it computes."""
 
-    A command runs once on each of its nodes. Its work is the user's estimate of its run time in seconds or, if it may
-    run on `min_slots` to `max_slots` slots, its number of steps.
-    """
-
-    name: str = key("jobs with the same name, class and arguments share what was learned of them", bounds=_NAME)
-    initial_batch: int = key("samples per step for which the learning rate was tuned", bounds=_SAMPLES)
-    max_batch: int = key("largest batch that it may use", bounds=_SAMPLES)
-    work: float = key(
-        "iterations at the initial batch until the job is done",
-        bounds=Bounds(f"a number above 0, {MOST_WORK:g} at most", lambda work: 0 < work <= MOST_WORK),
+    job_class: str = key("`package.module:Class` or `/path/file.py:Class`, a `TrainingJob`", bounds=_A_CLASS)
+    arguments: dict[str, Any] = key("arguments of the class's constructor, by name", {})
+    weights: str = key("file with the initial state_dict, as safetensors or from torch.save", "", _PATH)
+    memory_gb: float = key(
+        "limit of a rank's memory in GB, without Python and its libraries: plans that were measured to need more are "
+        "not used; 0: none",
+        0.0,
+        _within(0, 1e6, "GB"),
     )
-    job_class: str = key("`package.module:Class` or `/path/file.py:Class`, a `TrainingJob`", "", _A_CLASS)
-    arguments: dict[str, Any] = key("of the class's constructor, by name", {})
-    command: list[str] = key(
-        "words of a command; `{folder}`, `{slots}` and `{array}` are its folder, its slots and its number", [], _COMMAND
+    precision: Precision = key("format in which the class computes; auto: that of the run", "auto")
+    compile: bool = key("whether torch.compile compiles the class's blocks, or its model if it names none", False)
+    tensorboard: bool = key("whether to write TensorBoard's event files into `tensorboard` in the job's folder", False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """A command: any training script. It runs once on each of its nodes."""
+
+    words: list[str] = key(
+        "words of the command; `{folder}`, `{slots}` and `{array}` are its folder, its slots and its number"
     )
     directory: str = key("folder in which the command runs", "", _PATH)
-    code: Literal["auto", "copy", "in_place"] = key(
-        "where its code runs: in a copy made at submission (copy), which is refused if it is too large, in its own "
-        "folder (in_place), or in a copy unless it is too large (auto)",
-        "auto",
+    env: dict[str, Any] = key("environment variables, beside those of the controller", {}, _ENVIRONMENT)
+    venv: str = key("folder of a virtual environment, whose programs the command finds first", "", _PATH)
+    conda: str = key("name or folder of a conda environment, whose programs the command finds first", "", _PATH)
+    resume_command: list[str] = key("words at every start but the first; []: the same words", [], _COMMAND)
+    resume_if: str = key("file without which `resume_command` is not used, such as out/ckpt.pt", "", _PATH)
+    grace_s: float = key(
+        "seconds from SIGTERM to SIGKILL when the command is stopped", 30.0, _within(0, 600, "seconds")
     )
-    array: str = key("numbers such as 0-9 or 1,4,7-9: one job for each, which is `{array}` in its words", "", _ARRAY)
-    after: list[str] = key("names or numbers of jobs that must be done before this one starts", [])
-    env: dict[str, Any] = key("environment variables of a command, beside those of the controller", {}, _ENVIRONMENT)
-    venv: str = key("folder of a virtual environment, whose programs a command finds first", "", _PATH)
-    conda: str = key("name or folder of a conda environment, whose programs a command finds first", "", _PATH)
-    grace_s: float = key("seconds from SIGTERM to SIGKILL when a command is stopped", 30.0, _within(0, 600, "seconds"))
     sigterm_to: Literal["all", "first"] = key(
-        "processes of a command that get SIGTERM: all, or the first alone, which tells the others itself", "all"
+        "processes that get SIGTERM: all, or the first alone, which tells the others itself", "all"
     )
     exit_0_when_stopped: Literal["auto", "done", "paused"] = key(
         "what exit code 0 means after SIGTERM: the command is done, or it saved and is started again (paused); auto: "
@@ -127,16 +129,30 @@ class JobFile:
         "SIGTERM, else done",
         "auto",
     )
-    resume_command: list[str] = key("words of the command at every start but the first; []: as `command`", [], _COMMAND)
-    resume_if: str = key("file without which `resume_command` is not used, such as out/ckpt.pt", "", _PATH)
-    retries: int = key(
-        "how often a command is started again that ended with an error, without a step between", 0, COUNT
-    )
+    retries: int = key("number of new starts after errors without a step in between", 0, COUNT)
     retry_exit_codes: list[int] = key("exit codes after which `retries` counts; []: every one but 0", [])
     hang_s: float = key(
-        "seconds without a reported step after which a command is taken to hang; 0: never", 0.0, NOT_NEGATIVE
+        "seconds without a reported step after which the command counts as hung; 0: never", 0.0, NOT_NEGATIVE
     )
-    max_seconds: float = key("limit of the run time over all its runs, in seconds; 0: none", 0.0, NOT_NEGATIVE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFile:
+    """A job as its user describes it: either a class or a command.
+
+    The work of a command is the user's estimate of its run time in seconds or, if it may run on `min_slots` to
+    `max_slots` slots, its number of steps.
+    """
+
+    name: str = key(
+        "name; jobs with the same name, class and arguments share what was learned about them", bounds=_NAME
+    )
+    work: float = key(
+        "iterations at the initial batch until the job is done",
+        bounds=Bounds(f"a number above 0, {MOST_WORK:g} at most", lambda work: 0 < work <= MOST_WORK),
+    )
+    initial_batch: int = key("samples per step for which the learning rate was tuned", bounds=_SAMPLES)
+    max_batch: int = key("largest batch that the job may use", bounds=_SAMPLES)
     batch: int = key(
         "batch under policies that do not choose it, or samples of each step of a command; 0: the initial batch",
         0,
@@ -145,24 +161,35 @@ class JobFile:
     slots: int = key("number of slots under policies that do not choose it", 1, POSITIVE)
     min_slots: int = key("smallest number of slots on which a command runs; 0: `slots`", 0, COUNT)
     max_slots: int = key("largest number of slots on which a command runs; 0: `slots`", 0, COUNT)
-    weights: str = key("file with the initial state_dict, as safetensors or from torch.save", "", _PATH)
-    memory_gb: float = key(
-        "limit of a rank's memory in GB, without Python and its libraries: plans that were measured to need more are "
-        "not used; 0: none",
-        0.0,
-        _within(0, 1e6, "GB"),
+    max_seconds: float = key("limit of the run time over all runs of the job, in seconds; 0: none", 0.0, NOT_NEGATIVE)
+    code: Literal["auto", "copy", "in_place"] = key(
+        "where the job's code runs: in a copy made at submission (copy), which is refused if it is too large, in its "
+        "own folder (in_place), or in a copy unless it is too large (auto)",
+        "auto",
     )
-    precision: Precision = key("format in which a class computes; auto: that of the run", "auto")
-    compile: bool = key("whether torch.compile compiles a class's blocks, or its model if it names none", False)
-    tensorboard: bool = key("whether to write TensorBoard's event files into `tensorboard` in its folder", False)
-    user: str = key("name of its user", "", _OTHER_NAME)
-    virtual_cluster: str = key("virtual cluster whose quota it uses", "", _OTHER_NAME)
-    priority: int = key("higher runs sooner, under policies that read it", 0, _within(-1_000, 1_000, "a priority"))
+    array: str = key(
+        "numbers such as 0-9 or 1,4,7-9: a command is submitted once for each, which is `{array}` in its words",
+        "",
+        _ARRAY,
+    )
+    after: list[str] = key("names or numbers of jobs that must be done before this one starts", [])
+    user: str = key("name of the job's user", "", _OTHER_NAME)
+    virtual_cluster: str = key("virtual cluster whose quota the job uses", "", _OTHER_NAME)
+    priority: int = key(
+        "priority; higher runs sooner, under policies that read it", 0, _within(-1_000, 1_000, "a priority")
+    )
+    trained: TrainedClass | None = key("the class, if the job is one", None)
+    command: Command | None = key("the command, if the job is one", None)
 
     @property
     def counts_steps(self) -> bool:
         """Whether this is a command whose work is in the steps that it reports, because its slots may change."""
-        return bool(self.command) and self.min_slots < self.max_slots
+        return self.command is not None and self.min_slots < self.max_slots
+
+    @property
+    def precision(self) -> Precision:
+        """The format in which the job computes; auto for a command, which chooses for itself."""
+        return "auto" if self.trained is None else self.trained.precision
 
     @property
     def title(self) -> str:
@@ -177,27 +204,30 @@ class JobFile:
     @property
     def application(self) -> str:
         """Identifies what its jobs have in common: name, class, arguments, and how it computes if that is special."""
-        arguments = json.dumps(self.command or self.arguments, sort_keys=True, default=str)
-        how = [*([self.precision] if self.precision != "auto" else []), *(["compiled"] if self.compile else [])]
-        return " ".join([self.name, self.job_class, arguments, *how])
+        one = self.trained or TrainedClass(job_class="")
+        arguments = json.dumps(self.command.words if self.command else one.arguments, sort_keys=True, default=str)
+        how = [*([one.precision] if one.precision != "auto" else []), *(["compiled"] if one.compile else [])]
+        return " ".join([self.name, one.job_class, arguments, *how])
 
     def values(self) -> dict[str, Any]:
         """The job as plain values, as in its YAML file; `job_of` reads them."""
-        result = dataclasses.asdict(self)
-        for name in _OF_CLASSES if self.command else _OF_COMMANDS:
-            del result[name]
-        return result if self.command else {"class": result.pop("job_class"), **result}
+        common = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        of_class, of_command = common.pop("trained"), common.pop("command")
+        for name in _LIMITS_OF_CLASSES if of_command else _LIMITS_OF_COMMANDS:
+            del common[name]
+        own = dataclasses.asdict(of_command or of_class)
+        return {_TYPED.get(name, name): value for name, value in (own | common).items()}
 
 
 _REQUIRED = ("class", "initial_batch", "work")
-_OF_CLASSES = (
-    *("job_class", "arguments", "initial_batch", "max_batch", "weights", "memory_gb"),
-    *("precision", "compile", "tensorboard"),
-)
-_OF_COMMANDS = (
-    *("command", "directory", "env", "venv", "conda", "grace_s", "sigterm_to", "exit_0_when_stopped"),
-    *("resume_command", "resume_if", "retries", "retry_exit_codes", "hang_s", "min_slots", "max_slots", "array"),
-)
+_TYPED = {"job_class": "class", "words": "command"}
+"""What users type for fields that have another name here."""
+_LIMITS_OF_CLASSES, _LIMITS_OF_COMMANDS = ("initial_batch", "max_batch"), ("min_slots", "max_slots", "array")
+"""Keys of `JobFile` that only a class, or only a command, has."""
+
+
+def _keys_of(part: type) -> list[str]:
+    return [_TYPED.get(each.name, each.name) for each in dataclasses.fields(part)]
 
 
 def read_job_file(path: Path, overrides: Sequence[str] = ()) -> JobFile:
@@ -223,17 +253,21 @@ def read_job_file(path: Path, overrides: Sequence[str] = ()) -> JobFile:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: not YAML: {plain(yaml_fault(error))}.") from error
     job = job_of(values, str(path))
-    if job.command:
-        folders: dict[str, Any] = {"directory": str((path.parent / job.directory).resolve())}
-        if job.venv:
-            folders["venv"] = os.path.abspath(path.parent / job.venv)
-        if job.conda:
-            folders["conda"] = str(_conda_prefix(job.conda, path))
-        return dataclasses.replace(job, **folders)
-    where, _, name = job.job_class.rpartition(":")
+    found: dict[str, Any] = {}
+    if (command := job.command) is not None:
+        found["directory"] = str((path.parent / command.directory).resolve())
+        if command.venv:
+            found["venv"] = os.path.abspath(path.parent / command.venv)
+        if command.conda:
+            found["conda"] = str(_conda_prefix(command.conda, path))
+        return dataclasses.replace(job, command=dataclasses.replace(command, **found))
+    assert job.trained is not None
+    where, _, name = job.trained.job_class.rpartition(":")
     if where.endswith(".py"):
-        job = dataclasses.replace(job, job_class=f"{_beside(path, 'class', where)}:{name}")
-    return dataclasses.replace(job, weights=str(_beside(path, "weights", job.weights))) if job.weights else job
+        found["job_class"] = f"{_beside(path, 'class', where)}:{name}"
+    if job.trained.weights:
+        found["weights"] = str(_beside(path, "weights", job.trained.weights))
+    return dataclasses.replace(job, trained=dataclasses.replace(job.trained, **found))
 
 
 def _conda_prefix(given: str, job_file: Path) -> Path:
@@ -252,10 +286,10 @@ def _conda_prefix(given: str, job_file: Path) -> Path:
     raise InputError(f"{job_file}: conda={given}: looked for {looked}; none is there. Write the environment's folder.")
 
 
-def check_folders(job: JobFile) -> None:
+def check_folders(command: Command) -> None:
     """Checks that the folders of a command are there. Raises InputError."""
     for name, within in (("directory", "."), ("venv", "bin/python"), ("conda", "bin/python")):
-        folder = getattr(job, name)
+        folder = getattr(command, name)
         if folder and not os.path.isabs(folder):
             raise InputError(f"{name}={folder}: expected a path from /; the command submit makes it one.")
         if folder and not Path(folder, within).exists():
@@ -280,10 +314,11 @@ def job_of(values: Any, source: str) -> JobFile:
             if "slots" in given:
                 raise InputError("gpus is another name of slots; give one of the two.")
             given["slots"] = given.pop("gpus")
-        known = ["class", *(each.name for each in dataclasses.fields(JobFile) if each.name != "job_class")]
+        common = [name for name in _keys_of(JobFile) if name not in ("trained", "command")]
+        known = dict.fromkeys((*_keys_of(TrainedClass), *_keys_of(Command), *common))
         if odd := [name for name in given if name not in known]:
             raise unknown("key", odd[0], known)
-        job = build(JobFile, _of_command(given) if "command" in given else _of_class(given))
+        job = _of_command(given) if "command" in given else _of_class(given)
         _check_batches(job)
     except InputError as error:
         raise InputError(f"{source}: {plain(str(error), MOST_SAID)}") from None
@@ -294,24 +329,30 @@ def _type_name(value: Any) -> str:
     return "nothing" if value is None else f"a {type(value).__name__}"
 
 
-def _of_class(given: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a job that is a class, including derived ones."""
+def _taken(part: type, given: dict[str, Any]) -> dict[str, Any]:
+    """Removes the values of a part's fields, and returns them."""
+    return {each.name: given.pop(each.name) for each in dataclasses.fields(part) if each.name in given}
+
+
+def _of_class(given: dict[str, Any]) -> JobFile:
+    """The job that is a class. given: values as typed."""
     for name in _REQUIRED:
         if name not in given:
             raise InputError(f"{name} is missing; a job has {', '.join(_REQUIRED)}, or a command.")
-    if odd := [name for name in given if name in _OF_COMMANDS]:
+    if odd := [name for name in given if name in (*_keys_of(Command), *_LIMITS_OF_COMMANDS)]:
         raise InputError(f"{odd[0]} is of a command; a job is a class or a command, not both.")
     job_class = given.pop("class")
     usual = {"name": str(job_class).rpartition(":")[2], "max_batch": given["initial_batch"]}
-    return {**usual, **given, "job_class": job_class}
+    trained = build(TrainedClass, {"job_class": job_class, **_taken(TrainedClass, given)})
+    return dataclasses.replace(build(JobFile, {**usual, **given}), trained=trained)
 
 
-def _of_command(given: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a job that is a command, including derived ones."""
-    if odd := [name for name in given if name in ("class", *_OF_CLASSES)]:
+def _of_command(given: dict[str, Any]) -> JobFile:
+    """The job that is a command. given: values as typed."""
+    if odd := [name for name in given if name in (*_keys_of(TrainedClass), *_LIMITS_OF_CLASSES)]:
         raise InputError(f"{odd[0]} is of a class; a job is a class or a command, not both.")
-    words, slots, limit_s = given["command"], given.get("slots", 1), given.get("max_seconds", 0.0)
-    if not isinstance(words, list) or not words:
+    words, slots, limit_s = given.pop("command"), given.get("slots", 1), given.get("max_seconds", 0.0)
+    if not isinstance(words, list) or not words or not _COMMAND.hold(words := list(map(str, words))):
         raise InputError(f"command={typed(words)}: expected {_COMMAND.words}.")
     if ("min_slots" in given or "max_slots" in given) and not ("work" in given and "batch" in given):
         raise InputError("min_slots and max_slots need work, in steps, and batch, the samples of each step.")
@@ -319,9 +360,10 @@ def _of_command(given: dict[str, Any]) -> dict[str, Any]:
         raise InputError("venv and conda are both given; a command runs in one environment.")
     batch = given.get("batch") or (slots if isinstance(slots, int) and slots > 0 else 1)
     work = limit_s if isinstance(limit_s, int | float) and limit_s > 0 else DEFAULT_COMMAND_S
-    usual = {"name": _name_of(list(map(str, words))), "work": work, "initial_batch": batch, "max_batch": batch}
+    usual = {"name": _name_of(words), "work": work, "initial_batch": batch, "max_batch": batch}
     limits = {name: given.get(name) or slots for name in ("min_slots", "max_slots")}
-    return {**usual, **given, **limits}
+    command = build(Command, {"words": words, **_taken(Command, given)})
+    return dataclasses.replace(build(JobFile, {**usual, **given, **limits}), command=command)
 
 
 def _name_of(words: list[str]) -> str:

@@ -152,12 +152,13 @@ def freeze(file: JobFile, folder: Path, without: Collection[Path] = ()) -> tuple
     in the folder of that file. Returns the job, whose `directory` is then below its folder, and what its user should
     know, or "". without: folders that are left out. Raises InputError if the code cannot be read or copied.
     """
-    source = _file_of(file.job_class)
-    if file.code == "in_place" or not (source or file.directory):
+    source = None if file.trained is None else _file_of(file.trained.job_class)
+    directory = "" if file.command is None else file.command.directory
+    if file.code == "in_place" or not (source or directory):
         return file, ""
     discard_code(folder)
     try:
-        where = root = (source.parent if source else Path(file.directory)).resolve(strict=True)
+        where = root = (source.parent if source else Path(directory)).resolve(strict=True)
         ignored: list[Path] = []
         if source is not None:
             source.read_bytes()
@@ -191,13 +192,15 @@ def freeze(file: JobFile, folder: Path, without: Collection[Path] = ()) -> tuple
     except OSError as error:
         discard_code(folder)
         raise InputError(
-            f"{'class' if source else 'directory'}: {source or file.directory} cannot be read by the controller on "
+            f"{'class' if source else 'directory'}: {source or directory} cannot be read by the controller on "
             f"{os.uname().nodename} ({error.strerror}). Put it on a file system that the controller's machine has, and "
             f"see that there is room in {folder}."
         ) from error
     names = ", ".join(str(each.relative_to(root)) for each in linked)
     note = f"the job uses the originals of what git ignores and is too large to be copied: {names}" if linked else ""
-    return file if source else dataclasses.replace(file, directory=FOLDER), note
+    if file.command is None:
+        return file, note
+    return dataclasses.replace(file, command=dataclasses.replace(file.command, directory=FOLDER)), note
 
 
 def _git(folder: Path, *words: str) -> list[str]:
@@ -236,9 +239,9 @@ def discard_code(folder: Path) -> None:
         folder.rmdir()
 
 
-def kept_code(job: JobFile, folder: Path) -> Path | None:
+def kept_code(job_class: str, folder: Path) -> Path | None:
     """The copy of the file of a job's class; None for a class of a package, or one that is used in place."""
-    source = _file_of(job.job_class)
+    source = _file_of(job_class)
     if source is None:
         return None
     path = folder / FOLDER / source.name

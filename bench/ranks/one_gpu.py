@@ -30,7 +30,7 @@ from synergy_exec.backends.local import Local
 from synergy_exec.examples.cnn import Cnn
 from synergy_exec.examples.gpt import Gpt
 from synergy_exec.examples.pictures import Pictures
-from synergy_exec.job_file import JobFile
+from synergy_exec.job_file import job_of
 from synergy_exec.job_folder import STEPS
 from synergy_exec.messages import Reporting
 from synergy_exec.profiling.testbed import Testbed, TestbedRun, testbed
@@ -160,7 +160,7 @@ def start(bed: Testbed, plan: Plan, number: int, job: str = "Probe", **given: An
     """
     compiles = given.pop("compile", False)
     name, sizes = f"{Path(__file__).resolve()}:{job}", {"initial_batch": BATCH, "max_batch": 8 * BATCH}
-    file = JobFile(name=job, job_class=name, arguments=given, work=1, compile=compiles, **sizes)
+    file = job_of({"class": name, "name": job, "arguments": given, "work": 1, "compile": compiles, **sizes}, job)
     return bed.start(file, number, ((0, (1 << plan.gpus) - 1),), plan, Reporting(report_s=0.02))
 
 

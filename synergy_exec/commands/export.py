@@ -63,12 +63,12 @@ def main(arguments: Sequence[str]) -> None:
     folder = Path(given.job)
     if not (folder / job_folder.DESCRIPTION).is_file():
         folder = find_job(given.dir, given.job).folder
-    if job_folder.described(folder).file.command:
+    filed = job_folder.described(folder)
+    if (trained := filed.file.trained) is None:
         where = f"{folder} and {folder / job_folder.SOURCE}"
         raise InputError(f"{given.job} is a command, and its files are its own: copy what it wrote from {where}.")
     tensors, progress = weights(folder / job_folder.CHECKPOINTS, given.step)
-    filed = job_folder.described(folder)
-    told = {"job": filed.name, "uuid": filed.uuid, "step": str(progress.step), "class": filed.file.job_class}
+    told = {"job": filed.name, "uuid": filed.uuid, "step": str(progress.step), "class": trained.job_class}
     with atomic_file(out) as partial:
         save_file(tensors, partial, metadata={"format": "pt", **told})
         flush(partial)

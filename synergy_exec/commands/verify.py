@@ -304,8 +304,10 @@ def replayed(job: RecordedJob, plans: Sequence[Plan], seed: int) -> Replayed:
 
 
 def _replayed(job: RecordedJob, plans: Sequence[Plan], seed: int) -> Replayed:
-    made = load_job(job.file.job_class, job.file.arguments, job_folder.kept_code(job.file, job.folder))
-    weights = Path(job.file.weights) if job.file.weights else None
+    trained = job.file.trained
+    assert trained is not None
+    made = load_job(trained.job_class, trained.arguments, job_folder.kept_code(trained.job_class, job.folder))
+    weights = Path(trained.weights) if trained.weights else None
     trainer = Trainer(made, plans[0], seed=seed, measure_squares=False, weights=weights)
     (optimizer,) = trainer.optimizers
     saved, saved_step = _newest_weights(job)

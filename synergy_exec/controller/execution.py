@@ -152,7 +152,8 @@ class Execution:
     def check(self, name: str, file: JobFile) -> JobFile:
         """The job with the numbers of the jobs in its `after`. Raises InputError if it can never run."""
         check_asks(name, file, self.decider.cluster, self.decider.policy)
-        check_folders(file)
+        if file.command is not None:
+            check_folders(file.command)
         compression, precision = self.settings.exchange.compression, self.settings.run.of_job(file.precision).precision
         if compression != "none" and precision == "fp16":
             raise InputError(
@@ -161,7 +162,7 @@ class Execution:
             )
         if file.array and not file.array.isdecimal():
             raise InputError(f"array={file.array}: the command submit sends a request with each number; got several.")
-        if file.tensorboard and find_spec("tensorboard") is None:
+        if file.trained is not None and file.trained.tensorboard and find_spec("tensorboard") is None:
             raise InputError("tensorboard=true: not installed for the controller. Type: pip install tensorboard")
         before: list[str] = []
         for wanted in file.after:
@@ -204,9 +205,10 @@ class Execution:
         job = self.made(told, file)
         job_folder.give(self.folder_of(job), job.filed)
         unended = (*self.decider.active.values(), *self.held.values())
-        in_place = file.directory.startswith("/")
-        if beside := [each.name for each in unended if in_place and each.file.directory == file.directory]:
-            shared = f"also in {file.directory}: {', '.join(beside)}. Files of one name are overwritten; code: copy"
+        directory = "" if file.command is None else file.command.directory
+        others = [each for each in unended if each.file.command and each.file.command.directory == directory]
+        if beside := [each.name for each in others if directory.startswith("/")]:
+            shared = f"also in {directory}: {', '.join(beside)}. Files of one name are overwritten; code: copy"
             note = "; ".join(filter(None, [note, shared]))
         if note:
             self._note(job, note)
@@ -518,16 +520,18 @@ class Execution:
         if job.file.command and not job.seen.best_step and lasted_s > self.settings.run.start_s:
             job.losses = 0  # it reports no steps, so that it ran for long counts as progress
         job.losses += 1
-        most = max(self.settings.retries, job.file.retries)
+        most = max(self.settings.retries, job.file.command.retries if job.file.command else 0)
         return f"lost {job.losses} times without a step of progress" if job.losses > most else ""
 
     def _tries_again(self, job: ExecutedJob, ended: Ended) -> str:
         """Counts the error of a command. Returns a note if its job file says that it is started again, else ""."""
-        codes = job.file.retry_exit_codes
-        if not ended.exit_code or (codes and ended.exit_code not in codes) or job.losses >= job.file.retries:
+        command = job.file.command
+        if command is None or not ended.exit_code or job.losses >= command.retries:
+            return ""
+        if command.retry_exit_codes and ended.exit_code not in command.retry_exit_codes:
             return ""
         job.losses += 1
-        return f"{ended.reason}; retry {job.losses} of {job.file.retries}"
+        return f"{ended.reason}; retry {job.losses} of {command.retries}"
 
     def _waits_unless_it_goes_on(self, job: ExecutedJob) -> None:
         if not job.ended and not job.running and not self.runs.of_job(job.job_id):
@@ -553,7 +557,7 @@ class Execution:
         """
         jobs = (self.jobs[each] for each in {*self.decider.active, *(run.job for run in self.runs.runs.values())})
         of_class = (saving_s(self.folder_of(job) / CHECKPOINTS) for job in jobs if not job.file.command)
-        of_command = (job.file.grace_s for job in jobs if job.file.command)
+        of_command = (job.file.command.grace_s for job in jobs if job.file.command)
         return max([*of_class, *of_command], default=0.0)
 
     def _journal_job(self, job: ExecutedJob) -> None:
@@ -567,11 +571,14 @@ class Execution:
     def _launch_of(self, run: JobRun) -> Launch:
         job = self.jobs[run.job]
         gpu_type = self.decider.aside.whole.type_of(run.placed)
-        folder = self.folder_of(job).resolve()
+        folder, file = self.folder_of(job).resolve(), job.file
+        if file.command is not None:
+            command = dataclasses.replace(file.command, directory=str(folder / file.command.directory))
+            file = dataclasses.replace(file, command=command)
         return Launch(
             run=run.number,
             job=job.job_id,
-            file=dataclasses.replace(job.file, directory=str(folder / job.file.directory)),
+            file=file,
             plan=job.as_told(run.plan),
             folder=str(folder),
             settings=self.settings.run.of_job(job.file.precision),
@@ -585,7 +592,7 @@ class Execution:
             job_uuid=job.uuid,
             saved_step=job.seen.saved[0],
             restarts=job.seen.starts,
-            grace_s=job.file.grace_s if job.file.command else self.settings.agents.leave_s,
+            grace_s=file.command.grace_s if file.command else self.settings.agents.leave_s,
         )
 
     def _trained_with(self, plan: Plan) -> dict[str, Any]:

@@ -97,7 +97,8 @@ class Learning:
             sync_s = min(said.sync_s, MAX_SYNC_FRACTION * said.step_s) if told_apart else 0.0
             memory_bytes = float(said.memory.used_bytes)
             row = ProfiledRow(shape.gpu_type, shape.nodes, plan, said.step_s, memory_bytes=memory_bytes, sync_s=sync_s)
-            fits = said.memory.used_bytes <= (file.memory_gb * GB or inf)
+            limit_gb = 0.0 if file.trained is None else file.trained.memory_gb
+            fits = said.memory.used_bytes <= (limit_gb * GB or inf)
             if not fits:
                 self._too_large.add(which)
             model = with_seen(model, row, fits=fits)

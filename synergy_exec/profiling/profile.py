@@ -316,7 +316,7 @@ class Measuring:
     def _memory_bytes(self, part: Part) -> float:
         """Memory of a slot, as far as settings say. memory_gb_per_slot limits the host's, and GPUs have their own."""
         of_host = self._testbed.settings.memory_gb_per_slot if part.gpu_type == "cpu" else None
-        return GB * min(self._file.memory_gb or inf, of_host or inf)
+        return GB * min((self._file.trained and self._file.trained.memory_gb) or inf, of_host or inf)
 
     def _measured(self, selection: Selection, plan: Plan, reports: Sequence[Report]) -> None:
         times = [each.step_s for each in reports]

@@ -94,10 +94,12 @@ class Testbed:
         """
         self.check()
         number = len(self._mine)
+        assert file.trained is not None
+        trained = dataclasses.replace(file.trained, weights="", tensorboard=False)
         launch = Launch(
             run=number,
             job=job,
-            file=dataclasses.replace(file, work=ENDLESS, weights="", tensorboard=False),
+            file=dataclasses.replace(file, work=ENDLESS, trained=trained),
             plan=plan,
             folder=str(self.folder_of(job)),
             settings=dataclasses.replace(self.settings.of_job(file.precision), checkpoint_interval_s=ENDLESS),

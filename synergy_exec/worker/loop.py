@@ -227,6 +227,8 @@ class Loop:
 
     def __post_init__(self) -> None:
         self._launch = self.start.launch
+        assert self._launch.file.trained is not None
+        self._trained = self._launch.file.trained
         self._reports = self.start.rank == 0
         self._folder = Path(self._launch.folder)
         self._saves = Saves(
@@ -244,7 +246,7 @@ class Loop:
         self._pace = Pace(self.start.cpus, sleep=self.agent.wait) if has_part_of_a_core else None
         self._steps: StepsFile | None = None
         self._recent: deque[float] = deque(maxlen=_RECENT_STEPS)
-        self._compiles = self._launch.file.compile
+        self._compiles = self._trained.compile
 
     def stop(self) -> None:
         """Makes all ranks save and leave before their next step; safe in a signal handler."""
@@ -252,7 +254,7 @@ class Loop:
 
     def run(self) -> int:
         """Trains until the job is done (returns 0) or stopped (returns PAUSED)."""
-        events_from = self.progress.step + 1 if self._launch.file.tensorboard else None
+        events_from = self.progress.step + 1 if self._trained.tensorboard else None
         if self._reports:
             self._steps = StepsFile(self._folder / STEPS, self._launch.run, events_from)
         steps = self._steps
@@ -360,7 +362,7 @@ class Loop:
         self.trainer.retune(to.micro_batch, to.accumulation, to.compressor)
         # Kernels may be chosen or compiled anew for the batch, so the next step may take far longer than earlier ones.
         self._recent.clear()
-        self._compiles = self._launch.file.compile
+        self._compiles = self._trained.compile
         self._beat()
         resources.forget()
         if to.compressor != plan.compressor:

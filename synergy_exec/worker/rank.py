@@ -172,7 +172,7 @@ class Rank:
         faulthandler.register(signal.SIGUSR1)
         self._beat()
         self._device = self._take_slot()
-        if self._start.launch.file.memory_gb:
+        if self._start.launch.file.trained and self._start.launch.file.trained.memory_gb:
             resources.give_back()
         if self._start.launch.node.world > 1:
             self._meet(descriptors.store)
@@ -187,13 +187,15 @@ class Rank:
     def _built(self, cache: Cache) -> Loop:
         """Builds the model under the launch's plan and loads the newest checkpoint."""
         start, launch, folder = self._start, self._start.launch, Path(self._start.launch.folder)
+        trained = launch.file.trained
+        assert trained is not None
         # Take the folder over before reading anything; from here on no older run changes it.
         staging = Staging(folder / "checkpoints", launch.run)
         begun = Ranks().first(lambda: _takes_over(staging, folder))
         self._now("building")
         launched_s, began = time.time() - start.launched_s, time.monotonic()
         bare_bytes = resources.held_bytes()
-        job = load_job(launch.file.job_class, launch.file.arguments, kept_code(launch.file, folder))
+        job = load_job(trained.job_class, trained.arguments, kept_code(trained.job_class, folder))
         if isinstance(job, LoadedJob):  # rank 0 makes the data before all other ranks find them
             Ranks().first(lambda: job.make_data(folder / "data"))
             job.make_data(folder / "data")
@@ -210,10 +212,10 @@ class Rank:
             seed=launch.settings.seed,
             measure_squares=launch.reporting.noise,
             precision=chosen(launch.settings.precision, self._device),
-            compiled=launch.file.compile,
+            compiled=trained.compile,
             supply=supply,
             unused=launch.unused,
-            weights=Path(launch.file.weights) if launch.file.weights and not begun else None,
+            weights=Path(trained.weights) if trained.weights and not begun else None,
             begun=begun,
         )
         build_s = time.monotonic() - began

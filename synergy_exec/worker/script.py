@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from synergy_core.errors import InputError
-from synergy_exec.job_file import DEFAULT_COMMAND_S, JobFile
+from synergy_exec.job_file import DEFAULT_COMMAND_S, Command
 from synergy_exec.job_folder import LOG, LOG_HEADING, NEVER_COPIED, OWN_FILES, PROGRESS, REPORTS
 from synergy_exec.messages import PAUSED, Failure, Launch, MeansToLeave, Noted, Report, Started, Stop
 from synergy_exec.plain import MOST_SHOWN, plain
@@ -56,15 +56,16 @@ def run(start: Start, descriptors: Descriptors) -> int:
         told_to_stop = True
 
     signal.signal(signal.SIGTERM, terminate)
-    launch, job = start.launch, start.launch.file
-    directory = Path(job.directory or launch.folder)
-    progress = _Progress(launch, job)
+    launch, command = start.launch, start.launch.file.command
+    assert command is not None
+    directory = Path(command.directory or launch.folder)
+    progress = _Progress(launch, command)
     processes.pin(os.getpid(), start.cores)
     if descriptors.store is not None:  # frees the port, at which the command's own ranks will meet
         os.close(descriptors.store)
-    resumes = launch.restarts and job.resume_command and (directory / _filled(job.resume_if, launch)).exists()
-    words = [_filled(word, launch) for word in (job.resume_command if resumes else job.command)]
-    environment = _environment(start, job, progress.reports)
+    resumes = launch.restarts and command.resume_command and (directory / _filled(command.resume_if, launch)).exists()
+    words = [_filled(word, launch) for word in (command.resume_command if resumes else command.words)]
+    environment = _environment(start, command, progress.reports)
     try:
         # A group of its own, so that `kill 0` in a script does not end this process.
         child = subprocess.Popen(words, cwd=directory, env=environment, stdin=subprocess.DEVNULL, process_group=0)
@@ -86,7 +87,7 @@ def run(start: Start, descriptors: Descriptors) -> int:
                     agent.say(progress.started(time.time() - start.launched_s))
                 agent.say(progress.report())
             if not told_to_stop and (late := progress.late()):
-                if job.hang_s:
+                if command.hang_s:
                     hang, told_to_stop = f"{late}; its log says where it stood", True
                     _show_stacks(environment["PATH"])
                 else:
@@ -94,8 +95,8 @@ def run(start: Start, descriptors: Descriptors) -> int:
             told_s = now_s
         if told_to_stop and math.isinf(stopped_s) and child.poll() is None:
             stopped_s, stopped_unix_s, log_bytes = now_s, time.time(), log.stat().st_size if log.exists() else 0
-            _terminate(child.pid, first_only=job.sigterm_to == "first")
-        if now_s >= stopped_s + job.grace_s:
+            _terminate(child.pid, first_only=command.sigterm_to == "first")
+        if now_s >= stopped_s + command.grace_s:
             processes.kill(_alive(child.pid))
         time.sleep(_LOOK_S)
     stopped = math.isfinite(stopped_s)
@@ -181,9 +182,9 @@ def _show_stacks(path: str) -> None:
 class _Progress:
     """What the command has done, over all runs. reports: the file in which it reports its steps in this run."""
 
-    def __init__(self, launch: Launch, job: JobFile) -> None:
+    def __init__(self, launch: Launch, command: Command) -> None:
         folder = Path(launch.folder)
-        self._launch, self._job, self._log = launch, job, folder / LOG
+        self._launch, self._job, self._command, self._log = launch, launch.file, command, folder / LOG
         self._file, self.reports = folder / PROGRESS, folder / REPORTS.replace("*", str(launch.run))
         self._began_s = self._moved_s = time.monotonic()
         self._before_s, self._step, self._loss = 0.0, 0, math.nan
@@ -239,9 +240,9 @@ class _Progress:
     def late(self) -> str:
         """Says, once, that no step was reported for longer than `hang_s` in the job file, or than usual; else ""."""
         silent_s = time.monotonic() - self._moved_s
-        usual_s = self._job.hang_s or max(self._launch.settings.hang_s, _LONG_STEPS * self._longest_s)
+        usual_s = self._command.hang_s or max(self._launch.settings.hang_s, _LONG_STEPS * self._longest_s)
         if self._first is None:
-            usual_s = self._launch.settings.start_s if self._job.hang_s else math.inf
+            usual_s = self._launch.settings.start_s if self._command.hang_s else math.inf
         if self._noted or silent_s <= usual_s:
             return ""
         self._noted = True
@@ -254,12 +255,12 @@ class _Progress:
         """
         if self._job.counts_steps:
             return self._step < self._job.work
-        means = self._job.exit_0_when_stopped
+        means = self._command.exit_0_when_stopped
         return means == "paused" or (means == "auto" and bool(sign))
 
     def about_exit_0(self, sign: str, *, stopped: bool, goes_on: bool) -> str:
         """A note about a command whose exit code 0 may not mean that it has trained; else ""."""
-        if stopped and self._job.exit_0_when_stopped == "auto" and not self._job.counts_steps:
+        if stopped and self._command.exit_0_when_stopped == "auto" and not self._job.counts_steps:
             if goes_on:
                 counts, if_not = "it is started again", "done` if it had finished"
             else:
@@ -268,7 +269,7 @@ class _Progress:
         ran_s = self._before_s + time.monotonic() - self._began_s
         declares_work = self._job.work != (self._job.max_seconds or DEFAULT_COMMAND_S)
         too_short = declares_work and ran_s < _SHORT_FRACTION * self._job.work
-        if self._step or not (self._job.counts_steps or self._job.hang_s or too_short):
+        if self._step or not (self._job.counts_steps or self._command.hang_s or too_short):
             return ""
         lines = _end_of(self._log).decode(errors="replace").rstrip().splitlines() or [""]
         said = "it printed nothing" if lines[-1].startswith(LOG_HEADING) else f"'{plain(lines[-1], MOST_SHOWN)}'"
@@ -331,7 +332,7 @@ def _last_report(path: Path) -> dict[str, Any]:
     return {}
 
 
-def _environment(start: Start, job: JobFile, reports: Path) -> dict[str, str]:
+def _environment(start: Start, command: Command, reports: Path) -> dict[str, str]:
     """The environment of the command: what the controller was started with, the run's variables, the job file's.
 
     torchrun reads its arguments from PET_*.
@@ -346,7 +347,7 @@ def _environment(start: Start, job: JobFile, reports: Path) -> dict[str, str]:
         "SYNERGY_FOLDER": launch.folder,
         "SYNERGY_REPORT": reports,
         "SYNERGY_RESTART_COUNT": launch.restarts,
-        **dict.fromkeys(("SYNERGY_ARRAY", "SLURM_ARRAY_TASK_ID") if job.array else (), job.array),
+        **dict.fromkeys(("SYNERGY_ARRAY", "SLURM_ARRAY_TASK_ID") if launch.file.array else (), launch.file.array),
         "PET_NPROC_PER_NODE": slots,
         "PET_NNODES": launch.node.nodes,
         "PET_NODE_RANK": launch.node.node_rank,
@@ -355,13 +356,13 @@ def _environment(start: Start, job: JobFile, reports: Path) -> dict[str, str]:
         "OMP_NUM_THREADS": max(1, int(start.cpus / slots)),
         "PYTHONFAULTHANDLER": 1,
     }
-    own |= {name: _filled(str(value), launch) for name, value in job.env.items()}
+    own |= {name: _filled(str(value), launch) for name, value in command.env.items()}
     result = {**start.environment, **{name: str(value) for name, value in own.items()}}
     # The controller's own programs, such as torchrun, come after all others.
     folders = [result.get("PATH", os.defpath), str(Path(sys.executable).parent)]
-    if prefix := job.venv or job.conda:
+    if prefix := command.venv or command.conda:
         folders.insert(0, f"{prefix}/bin")
         for name in ("PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV"):
             result.pop(name, None)
-        result["VIRTUAL_ENV" if job.venv else "CONDA_PREFIX"] = prefix
+        result["VIRTUAL_ENV" if command.venv else "CONDA_PREFIX"] = prefix
     return result | {"PATH": os.pathsep.join(folders)} | (see_only(start.gpus, result) if start.gpus else {})

@@ -21,7 +21,7 @@ from synergy_exec import messages as said
 from synergy_exec.controller.controller import resume
 from synergy_exec.controller.execution import Execution
 from synergy_exec.controller.journal import Journal
-from synergy_exec.job_file import JobFile
+from synergy_exec.job_file import Command, JobFile, TrainedClass
 from synergy_exec.messages import Ended, Launch, Message, NodeSlots, Outcome, Reporting
 from synergy_exec.plans import Candidates, batches_of, plans, write_candidates
 from synergy_exec.run import executed
@@ -46,18 +46,29 @@ def cluster_of(*slots: int) -> Cluster:
 
 
 def file_of(work: float = 100.0, slots: int = 1, **more: Any) -> JobFile:
-    values = {"job_class": "examples.mlp:Mlp", "name": "mlp", "initial_batch": 32, "max_batch": 128, **more}
-    return JobFile(work=work, slots=slots, **values)
+    """more: values as in a job file, which are not checked."""
+    values = {"class": "examples.mlp:Mlp", "name": "mlp", "initial_batch": 32, "max_batch": 128, **more}
+    return unchecked(work=work, slots=slots, **values)
 
 
-OF_FILE = ("job_class", "arguments", "initial_batch", "work", "weights", "tensorboard")
+def unchecked(**values: Any) -> JobFile:
+    """A job of these values, as in a job file, even if `job_of` would refuse it."""
+    of_class, of_command = {"job_class": values.pop("class", "")}, {"words": values.pop("command", [])}
+    of_class |= {each.name: values.pop(each.name) for each in dataclasses.fields(TrainedClass) if each.name in values}
+    of_command |= {each.name: values.pop(each.name) for each in dataclasses.fields(Command) if each.name in values}
+    if of_command["words"]:
+        return JobFile(**values, command=Command(**of_command))
+    return JobFile(**values, trained=TrainedClass(**of_class))
+
+
+OF_FILE = ("class", "arguments", "initial_batch", "work", "weights", "tensorboard")
 
 
 def launch_of(**more: Any) -> Launch:
     """One rank of a job. more: fields of `Launch` and its parts, and `OF_FILE` of its job file."""
-    file = {"name": "b", "job_class": "a:B", "initial_batch": 1, "max_batch": 1, "work": 1.0}
+    file = {"name": "b", "class": "a:B", "initial_batch": 1, "max_batch": 1, "work": 1.0}
     file |= {name: more.pop(name) for name in OF_FILE if name in more}
-    values = {"run": 0, "job": 0, "file": JobFile(**file), "plan": Plan()}
+    values = {"run": 0, "job": 0, "file": unchecked(**file), "plan": Plan()}
     parts: dict[str, Any] = {}
     for part, kind in {"settings": RunSettings, "node": NodeSlots, "reporting": Reporting}.items():
         usual = {"slots": [0], "world": 1} if kind is NodeSlots else {}

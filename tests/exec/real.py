@@ -249,7 +249,7 @@ class Controller:
         address = Reserved(run=run, host="", port=0)
         if len(more.get("slots", range(world))) < world and "store_port" not in more:  # the others are elsewhere
             address = self.reserved(run)
-        values = {"run": run, "job": run, "job_class": f"{JOBS}:{name}", "arguments": arguments or {}, "work": 20.0}
+        values = {"run": run, "job": run, "class": f"{JOBS}:{name}", "arguments": arguments or {}, "work": 20.0}
         values |= {"plan": Plan(data=world, micro_batch=4), "initial_batch": 4 * world, "world": world}
         values |= {"slots": list(range(world)), "store_host": address.host, "store_port": address.port}
         values |= {"folder": str(self.folder / f"job-{run}"), "report_s": 0.1}

@@ -17,7 +17,7 @@ from synergy_exec.run import recorded
 from synergy_exec.training.trainer import Trainer
 
 SLOW = {"pause_s": 0.02}
-MLP = {"job_class": "synergy_exec.examples.mlp:Mlp", "work": 1e6}
+MLP = {"class": "synergy_exec.examples.mlp:Mlp", "work": 1e6}
 
 
 @pytest.fixture(scope="module")
@@ -206,7 +206,7 @@ several_cores = pytest.mark.skipif(len(CORES) < 2, reason="one core cannot be sh
 
 def pictures(controller, *, cpus=None, memory_bytes=0.0, arguments=None, **more):
     share = None if cpus is None else Share(cpus, memory_bytes)
-    given = {"job_class": "synergy_exec.examples.pictures:Pictures", "share": share, "work": 1e6, **more}
+    given = {"class": "synergy_exec.examples.pictures:Pictures", "share": share, "work": 1e6, **more}
     return controller.launch("", {"pictures": 64, **(arguments or {})}, **given)
 
 

@@ -203,7 +203,7 @@ def test_what_jobs_ask_for_and_the_last_node_of_a_type_stay():
 
 
 def test_a_job_goes_on_though_one_in_its_after_was_retried_since(tmp_path):
-    command = {"job_class": "", "command": ["true"]}
+    command = {"command": ["true"]}
     stage = staged(tmp_path, slots=(2,))
     (first,) = stage.submit(1.0, **command)
     stage.advance(0.0, 1.0, 1.0)

@@ -30,7 +30,7 @@ NANOGPT = read_job_file(Path(examples.__file__).with_name("nanogpt.yaml"))
 def nanogpt():
     """A small model. Its learning rate is low because Adam magnifies rounding errors of small gradients."""
     given = {"tokens": 8, "width": 16, "depth": 2, "heads": 2, "learning_rate": 1e-4, "dropout": 0.0}
-    return load_job(NANOGPT.job_class, given)
+    return load_job(NANOGPT.trained.job_class, given)
 
 
 SMALL = {
@@ -148,7 +148,7 @@ def test_an_example_learns(job):
 
 
 def test_a_strangers_job_learns_what_was_held_out():
-    job = load_job(NANOGPT.job_class, {"tokens": 32, "width": 64, "depth": 2})
+    job = load_job(NANOGPT.trained.job_class, {"tokens": 32, "width": 64, "depth": 2})
     trainer = Trainer(job, Plan(micro_batch=2 * NANOGPT.initial_batch))
     before = trainer.evaluate(0)["loss"]
     for step in range(60):

@@ -109,7 +109,7 @@ def test_the_job_of_the_readme_learns(tmp_path):
     for _, name, text in blocks:
         (tmp_path / name).write_text(text, encoding="utf-8")
     file = read_job_file(tmp_path / "job.yaml")
-    trainer = Trainer(load_job(file.job_class, file.arguments), Plan(micro_batch=file.initial_batch))
+    trainer = Trainer(load_job(file.trained.job_class, file.trained.arguments), Plan(micro_batch=file.initial_batch))
     losses = [trainer.step(number).loss for number in range(60)]
     assert losses[-1] < 0.5 * losses[0]
 
@@ -161,8 +161,8 @@ def test_job_file_is_read_and_written_alike(tmp_path):
     text = "class: mine.py:Net\ninitial_batch: 8\nwork: 3\narguments: {width: 4}\n"
     (tmp_path / "job.yaml").write_text(text)
     job = read_job_file(tmp_path / "job.yaml")
-    assert job.job_class == f"{tmp_path / 'mine.py'}:Net"
-    assert (job.name, job.max_batch, job.slots, job.arguments) == ("Net", 8, 1, {"width": 4})
+    assert job.trained.job_class == f"{tmp_path / 'mine.py'}:Net"
+    assert (job.name, job.max_batch, job.slots, job.trained.arguments) == ("Net", 8, 1, {"width": 4})
     assert job_of(job.values(), "again") == job
     for wrong, says in (
         ("class: none.py:Net\ninitial_batch: 8\nwork: 3", "is no file"),
@@ -172,7 +172,7 @@ def test_job_file_is_read_and_written_alike(tmp_path):
         refuses(says, read_job_file, tmp_path / "bad.yaml")
     (tmp_path / "w.pt").touch()
     (tmp_path / "job.yaml").write_text("class: mine.py:Net\ninitial_batch: 8\nwork: 3\nweights: w.pt")
-    assert read_job_file(tmp_path / "job.yaml").weights == str(tmp_path / "w.pt")
+    assert read_job_file(tmp_path / "job.yaml").trained.weights == str(tmp_path / "w.pt")
 
 
 MINE = """
@@ -188,18 +188,21 @@ def test_a_jobs_file_is_kept_as_it_was_submitted_and_a_package_has_no_copy(tmp_p
     mine, folder = tmp_path / "mine.py", tmp_path / "work" / "jobs" / "0"
     mine.write_text(MINE)
     stage = staged(tmp_path / "work", "las", (2,))
-    stage.submit(50.0, job_class=f"{mine}:Mine", weights="/w.pt")
+    stage.submit(50.0, weights="/w.pt", **{"class": f"{mine}:Mine"})
     stage.submit(50.0)
     mine.write_text(MINE.replace("1", "2"))
     stage.advance(0.0)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     launch, package = (run.launch for run in stage.agents[0].runs.values())
-    assert (kept_code(package.file, Path(package.folder)), launch.file.weights) == (None, "/w.pt")
-    kept = kept_code(launch.file, Path(launch.folder))
+    assert (kept_code(package.file.trained.job_class, Path(package.folder)), launch.file.trained.weights) == (
+        None,
+        "/w.pt",
+    )
+    kept = kept_code(launch.file.trained.job_class, Path(launch.folder))
     assert kept == folder / "code" / "mine.py"
-    assert launch.file.job_class == f"{mine}:Mine"
+    assert launch.file.trained.job_class == f"{mine}:Mine"
     mine.unlink()
-    job = load_job(launch.file.job_class, {}, kept)
+    job = load_job(launch.file.trained.job_class, {}, kept)
     assert (type(job).number, type(job).place) == (1, str(mine))
     stage.finish()
 
@@ -207,7 +210,7 @@ def test_a_jobs_file_is_kept_as_it_was_submitted_and_a_package_has_no_copy(tmp_p
 def test_a_file_that_the_controller_cannot_read_is_refused_and_no_job_made(tmp_path):
     stage = staged(tmp_path)
     with pytest.raises(InputError, match=r"/nowhere/mine.py cannot be read by the controller on .* \(No such"):
-        stage.submit(1.0, job_class="/nowhere/mine.py:Mine")
+        stage.submit(1.0, **{"class": "/nowhere/mine.py:Mine"})
     assert not stage.execution.jobs
     assert not stage.execution.journal.jobs()
 

@@ -15,7 +15,7 @@ from exec.saved import PLANS, Training, flipped
 from synergy_core.errors import InputError
 from synergy_exec import job_folder
 from synergy_exec.commands import export
-from synergy_exec.job_file import JobFile
+from synergy_exec.job_file import job_of
 from synergy_exec.training.integrity import Progress
 
 STEPS = 3
@@ -33,7 +33,7 @@ def train(plan, folder):
     return losses[STEPS:]
 
 
-FILE = JobFile(job_class="exec.saved:Small", name="net", initial_batch=16, max_batch=16, work=9.0)
+FILE = job_of({"class": "exec.saved:Small", "name": "net", "initial_batch": 16, "work": 9.0}, "a test")
 
 
 @pytest.fixture(scope="module")

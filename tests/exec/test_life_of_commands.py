@@ -358,13 +358,13 @@ def test_conda_environment_is_found_by_its_name(tmp_path, monkeypatch):
         (tmp_path / program).touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     (tmp_path / "job.yaml").write_text("command: [python, train.py]\nconda: vision\n")
-    assert read_job_file(tmp_path / "job.yaml").conda == str(tmp_path / "envs" / "vision")
+    assert read_job_file(tmp_path / "job.yaml").command.conda == str(tmp_path / "envs" / "vision")
 
 
 def test_words_may_be_empty_and_of_several_lines_and_gpus_are_slots():
     words = ["bash", "-c", "set -e\n\tpython train.py\n", ""]
     job = job_of({"command": words, "gpus": 2}, "the job")
-    assert (job.command, job.slots) == (words, 2)
+    assert (job.command.words, job.slots) == (words, 2)
     assert job_of(job.values(), "again") == job
 
 

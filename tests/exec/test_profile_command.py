@@ -9,7 +9,7 @@ from math import inf
 
 import pytest
 from exec import served
-from exec.pretended import FakeAgent, refuses
+from exec.pretended import FakeAgent, refuses, unchecked
 from exec.served import TaskBackend
 
 from synergy_core.performance.planner.families import architecture_named
@@ -20,7 +20,6 @@ from synergy_core.scheduling.jobs.testbed_profiles import NoiseFrom, ProfiledCos
 from synergy_exec.backends import get_backend
 from synergy_exec.commands import profile as command
 from synergy_exec.commands.profile import table
-from synergy_exec.job_file import JobFile
 from synergy_exec.messages import Launch
 from synergy_exec.plans import Candidates, batches_of, plans, sizes_of
 from synergy_exec.profiling import profile as profiling
@@ -41,8 +40,8 @@ def quiet(words):
 
 
 def file_of(name, initial_batch=8, max_batch=16, **more):
-    values = {"job_class": "synergy_exec.examples.mlp:Mlp", "arguments": {"width": 16, "depth": 2}, **more}
-    return JobFile(name=name, initial_batch=initial_batch, max_batch=max_batch, work=1.0, **values)
+    values = {"class": "synergy_exec.examples.mlp:Mlp", "arguments": {"width": 16, "depth": 2}, **more}
+    return unchecked(name=name, initial_batch=initial_batch, max_batch=max_batch, work=1.0, **values)
 
 
 ODD_MODELS = """
@@ -65,7 +64,10 @@ def test_two_slots_are_measured_under_every_plan_and_models_that_cannot_be_built
     odd.write_text(ODD_MODELS)
     folder.mkdir()
     path, said = folder / "profile.json", list[str]()
-    files = [file_of("small"), *(file_of(name, job_class=f"{odd}:{name}") for name in ("Broken", "Fatal", "Nothing"))]
+    files = [
+        file_of("small"),
+        *(file_of(name, **{"class": f"{odd}:{name}"}) for name in ("Broken", "Fatal", "Nothing")),
+    ]
     made = add_to_profile(path, files, get_backend("local", {"slots": 2}), HERE, TINY, said.append, LONG)
     assert [each.name for each in made.models] == ["small"]
     remarks = "\n".join(made.remarks)
@@ -91,7 +93,7 @@ def test_input_is_measured_in_cpu_seconds_whatever_else_the_machine_does(tmp_pat
     path, said = tmp_path / "profile.json", list[str]()
     file = file_of(
         "pictures",
-        job_class="synergy_exec.examples.pictures:Pictures",
+        **{"class": "synergy_exec.examples.pictures:Pictures"},
         arguments={"cpu_s": 0.02, "pictures": 32, "channels": 4},
         initial_batch=4,
         max_batch=4,

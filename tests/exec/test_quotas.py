@@ -115,7 +115,7 @@ def test_a_command_on_all_slots_starts_within_its_bound_beside_a_stream_of_small
 
     def submit(slots, work):
         limits = dict.fromkeys(("slots", "min_slots", "max_slots"), slots)
-        stage.submit(work, command=["true"], job_class="", **limits)
+        stage.submit(work, command=["true"], **limits)
 
     submit(1, 24.0)
     stage.advance(1.0)

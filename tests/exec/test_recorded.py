@@ -26,7 +26,7 @@ from synergy_exec.commands import verify
 from synergy_exec.commands.verify import RecordedJob, RecordedStep, Replayed, recorded_jobs, replayed
 from synergy_exec.controller.journal import JobRow, Journal, RunRow
 from synergy_exec.examples.mlp import Mlp
-from synergy_exec.job_file import JobFile
+from synergy_exec.job_file import job_of
 from synergy_exec.training.checkpoint import Checkpoints
 from synergy_exec.training.integrity import Progress
 from synergy_exec.training.loading import load_job
@@ -78,7 +78,8 @@ def job_folder(work, number, name, job_class=SGD):
 
 
 def job_file(name, job_class=SGD):
-    return JobFile(job_class=job_class, name=name, initial_batch=BATCH, max_batch=64, work=10.0)
+    values = {"class": job_class, "name": name, "initial_batch": BATCH, "max_batch": 64, "work": 10.0}
+    return job_of(values, "a test")
 
 
 def add_runs(journal, job, name, plans, *, first=0):

@@ -238,7 +238,7 @@ def test_jobs_in_one_folder_are_told_of_each_other_and_of_a_folder_that_is_not_c
         file = job_of({"command": ["train"], "directory": str(tmp_path / "code"), **more}, "the job")
         job = stage.execution.submit(file.title, file, 0.0)
         notes.append(job.seen.note)
-        folders.append(str(stage.execution.folder_of(job) / job.file.directory))
+        folders.append(str(stage.execution.folder_of(job) / job.file.command.directory))
     copy = stage.execution.jobs_folder / "0" / "code"
     assert folders == [str(copy), *[str(tmp_path / "code")] * 3]
     assert (copy / "data").stat().st_size == 10
@@ -288,20 +288,25 @@ def test_a_class_imports_what_lay_beside_it_when_it_was_submitted(tmp_path):
         (folder / "beside_it.py").write_text(f"number = {number}")
         lines = ("from synergy_exec.examples.mlp import Mlp", "import beside_it", "class Mine(Mlp):")
         (folder / "mine.py").write_text("\n".join([*lines, "    found = beside_it.number"]))
-        file = file_of(job_class=f"{folder}/mine.py:Mine")
+        file = file_of(**{"class": f"{folder}/mine.py:Mine"})
         job_folder.freeze(file, folder / "job")
         (folder / "beside_it.py").write_text("number = 0")
     for number in (1, 2):
         folder = tmp_path / str(number)
-        file = file_of(job_class=f"{folder}/mine.py:Mine")
-        assert type(load_job(file.job_class, {}, job_folder.kept_code(file, folder / "job"))).found == number
+        file = file_of(**{"class": f"{folder}/mine.py:Mine"})
+        assert (
+            type(
+                load_job(file.trained.job_class, {}, job_folder.kept_code(file.trained.job_class, folder / "job"))
+            ).found
+            == number
+        )
 
 
 def test_array_and_keys_typed_after_a_file(tmp_path):
     path = tmp_path / "job.yaml"
     path.write_text("command: [train, '{array}']\narray: 1,4-6\n")
     jobs = read_job_file(path, ["slots=2", "name=mine", "grace_s=5"]).each()
-    assert [(each.title, each.slots, each.grace_s) for each in jobs] == [
+    assert [(each.title, each.slots, each.command.grace_s) for each in jobs] == [
         (f"mine-{number}", 2, 5.0) for number in (1, 4, 5, 6)
     ]
     assert len({each.application for each in jobs}) == 1
