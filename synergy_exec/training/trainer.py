@@ -261,14 +261,13 @@ class Trainer:
         self._replica = self._mesh["data"].get_local_rank() if self._mesh is not None else 0
         self._begun = begun
         allow_tf32(precision)
-        self._low = LOW.get(precision)
+        low = LOW.get(precision)
         self.loss_scale = LossScale() if precision == "fp16" else None
-        self.parts = Initial(job, plan, self._mesh, self._device, seed, weights, begun=begun, low=self._low).parts()
+        self.parts = Initial(job, plan, self._mesh, self._device, seed, weights, begun=begun, low=low).parts()
         replicas = self._mesh["data"] if self._mesh is not None and plan.data > 1 else None
-        self._prepare_forward(compiled=compiled)
+        self._prepare_forward(low, compiled=compiled)
         self._modules = [
-            replicate(part, job.blocks, plan.zero, replicas, low=self._low, unused=unused, begun=begun)
-            for part in self.parts
+            replicate(part, job.blocks, plan.zero, replicas, low=low, unused=unused, begun=begun) for part in self.parts
         ]
         whole = self._modules[0] if plan.pipeline == 1 else None
         self.exchange = (
@@ -419,7 +418,7 @@ class Trainer:
             total += loss.detach()
         return total
 
-    def _prepare_forward(self, *, compiled: bool) -> None:
+    def _prepare_forward(self, low: torch.dtype | None, *, compiled: bool) -> None:
         """Compiles the parts on request, and makes them compute in the chosen format. The first stage of a pipeline is
         made to take samples that are not on its device.
         """
@@ -431,9 +430,9 @@ class Trainer:
             for module in (part.get_submodule(blocks).children() if blocks else [part]) if compiled else ():
                 # Only the forward pass: hooks that FSDP and the noise scale put on modules are not compiled.
                 module.forward = torch.compile(module.forward)
-            if self._low is not None:
+            if low is not None:
                 last = stage == plan.pipeline * plan.interleave - 1
-                compute_in(part, self._low, self._device, last=last)
+                compute_in(part, low, self._device, last=last)
 
     def _loss(self, output: Any, target: Tree) -> Tensor:
         """The loss to differentiate: multiplied by the loss scale, if there is one."""

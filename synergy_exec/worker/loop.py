@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import distributed
@@ -31,6 +32,7 @@ from synergy_exec.messages import (
     Started,
     Stop,
 )
+from synergy_exec.settings import RunSettings
 from synergy_exec.training import checkpoint_folder, noise, trees
 from synergy_exec.training.checkpoint import Checkpoints, State, check_state
 from synergy_exec.training.checkpoint_folder import Staging
@@ -75,6 +77,43 @@ def agree(own: Wishes) -> Wishes:
     return Wishes(stop > 0, save > 0, -int(retunes), step_s, waited_s, -sync_s)
 
 
+_STEPS_OF_SILENCE = 10
+"""A run hangs when no step ends for `hang_s` or for the time of this many steps, whichever is longer."""
+_RECENT_STEPS = 20
+
+
+class Beats:
+    """Tells the agent that this rank lives, and how long its next step may take."""
+
+    def __init__(self, heartbeat: Heartbeat, settings: RunSettings) -> None:
+        self._heartbeat, self._settings = heartbeat, settings
+        self._recent: deque[float] = deque(maxlen=_RECENT_STEPS)
+
+    def step(self) -> None:
+        """Allows the next step its usual time. The first step, and the first after `forget`, may take longest."""
+        if self._recent:
+            usual_s = _STEPS_OF_SILENCE * statistics.median(self._recent)
+            self._heartbeat.beat(max(self._settings.hang_s, usual_s))
+        else:
+            self.phase()
+
+    def phase(self) -> None:
+        """Allows a phase without steps, such as saving or the job's own code, as much time as a start."""
+        self._heartbeat.beat(self._settings.start_s)
+
+    def took(self, step_s: float) -> None:
+        """Adds the time of a step."""
+        self._recent.append(step_s)
+
+    def forget(self) -> None:
+        """Forgets the times of steps, because the next may take far longer."""
+        self._recent.clear()
+
+    def agent_silence_s(self) -> float:
+        """Seconds since the agent last looked."""
+        return self._heartbeat.unanswered_s()
+
+
 # When a run writes checkpoints, and what it does when the disk refuses one.
 
 
@@ -102,7 +141,7 @@ class Saves:
     launch: Launch
     saved_step: int
     checkpoints: Checkpoints
-    heartbeat: Heartbeat
+    beats: Beats
     said: Callable[[Saved], None]
     warned: Callable[[str], None]
     _in_flight: tuple[Saved, Future[None]] | None = None
@@ -117,7 +156,7 @@ class Saves:
 
     def later(self, progress: Progress) -> None:
         """Copies the state now; a thread writes it while training goes on."""
-        self.heartbeat.beat(self.launch.settings.start_s)
+        self.beats.phase()
         began = time.monotonic()
         self._settle()
         try:
@@ -135,7 +174,7 @@ class Saves:
 
     def finish(self, progress: Progress) -> None:
         """Saves, unless the last step is on disk already. Raises UnsavedError if the last try also fails."""
-        self.heartbeat.beat(self.launch.settings.start_s)
+        self.beats.phase()
         self._settle()
         for left in reversed(range(LAST_TRIES)):
             if progress.step <= self.saved_step:
@@ -200,52 +239,80 @@ def odd_data(job: TrainingJob, progress: Progress, size: int) -> str:
     return ""
 
 
-_STEPS_OF_SILENCE = 10
-"""A run hangs when no step ends for `hang_s` or for the time of this many steps, whichever is longer."""
-_RECENT_STEPS = 20
+class RankMeasurements:
+    """The measurements of a rank's steps for its reports."""
+
+    def __init__(self, bare_bytes: int, cpus: float) -> None:
+        """bare_bytes: memory of the process before it loaded the job. cpus: granted cores; 0 without a share."""
+        self._bare_bytes, self._cpus = bare_bytes, cpus
+        self._clock, self._meter, self._exchanges = StepClock(), Meter(), Exchanges()
+
+    def granted(self, cpus: float) -> None:
+        """Begins again on other cores."""
+        self._cpus = cpus
+        self._clock, self._meter = StepClock(), Meter()
+
+    def retuned(self, *, compressor_differs: bool) -> None:
+        """Begins again with another batch or compressor."""
+        self._meter = Meter()
+        if compressor_differs:
+            self._clock, self._exchanges = StepClock(), Exchanges()
+
+    def timed(self, micro_batch: int, accumulation: int, agreed: Wishes) -> None:
+        """Adds the times of a step, as all ranks agreed on them."""
+        self._clock.add(micro_batch, accumulation, agreed.step_s, agreed.sync_s, agreed.waited_s)
+
+    def exchanged(self, step: StepResult) -> None:
+        """Adds the exchange of a step."""
+        self._exchanges.add(step.exchanged)
+
+    def report(self, step: int) -> dict[str, Any]:
+        """The fields of a `Report` that are measured. step: the number of the last step."""
+        times = self._clock.take()
+        return {
+            **times._asdict(),
+            "cpu_s": self._meter.step_s(step, steady=times.steps > 0),
+            "cpus": self._cpus,
+            "memory": resources.memory_use(self._bare_bytes),
+            "exchange": self._exchanges.take(),
+        }
 
 
-@dataclass
 class Loop:
-    """Trains one rank step by step.
+    """Trains one rank step by step."""
 
-    doing: what the rank is doing now, for error messages. started: makes the message to send after the first step.
-    bare_bytes: memory of the process before it loaded the job.
-    """
-
-    start: Start
-    job: TrainingJob
-    trainer: Trainer
-    progress: Progress
-    staging: Staging
-    checkpoints: Checkpoints
-    agent: AgentConnection
-    heartbeat: Heartbeat
-    started: Callable[..., Started]
-    bare_bytes: int
-    doing: str = "starting to train"
-
-    def __post_init__(self) -> None:
-        self._launch = self.start.launch
+    def __init__(
+        self,
+        start: Start,
+        job: TrainingJob,
+        trainer: Trainer,
+        progress: Progress,
+        staging: Staging,
+        checkpoints: Checkpoints,
+        agent: AgentConnection,
+        *,
+        heartbeat: Heartbeat,
+        started: Callable[..., Started],
+        bare_bytes: int,
+    ) -> None:
+        """started: makes the message to send after the first step. bare_bytes: see `RankMeasurements`."""
+        self._launch, self._reports, self._folder = start.launch, start.rank == 0, Path(start.launch.folder)
         assert self._launch.file.trained is not None
         self._trained = self._launch.file.trained
-        self._reports = self.start.rank == 0
-        self._folder = Path(self._launch.folder)
-        self._saves = Saves(
-            self.trainer, self._launch, self.progress.step, self.checkpoints, self.heartbeat, self._saved, self._note
-        )
-        self.trainer.supply.meanwhile = self._await_data
+        self.job, self.trainer, self.progress = job, trainer, progress
+        self.staging, self.agent, self.started = staging, agent, started
+        self.doing = "starting to train"
+        """What the rank is doing now, for error messages."""
+        self._beats = Beats(heartbeat, self._launch.settings)
+        self._saves = Saves(trainer, self._launch, progress.step, checkpoints, self._beats, self._saved, self._note)
+        trainer.supply.meanwhile = self._await_data
         self._own, self._heard = Wishes(), list[Retune]()
         self._odd = False
-        self._clock = StepClock()
-        self._meter = Meter()
-        self._exchanges = Exchanges()
-        self._cpus = 0.0 if self._launch.share is None else self.start.cpus
+        self._measured = RankMeasurements(bare_bytes, 0.0 if self._launch.share is None else start.cpus)
         # A rank with a GPU, whole cores or a granted share needs no pace.
-        has_part_of_a_core = self._launch.share is None and not self.start.gpus and self.start.cpus < 1
-        self._pace = Pace(self.start.cpus, sleep=self.agent.wait) if has_part_of_a_core else None
+        has_part_of_a_core = self._launch.share is None and not start.gpus and start.cpus < 1
+        self._pace = Pace(start.cpus, sleep=agent.wait) if has_part_of_a_core else None
         self._steps: StepsFile | None = None
-        self._recent: deque[float] = deque(maxlen=_RECENT_STEPS)
         self._compiles = self._trained.compile
 
     def stop(self) -> None:
@@ -264,12 +331,12 @@ class Loop:
         try:
             while self.progress.work < self._launch.file.work:
                 began = time.monotonic()
-                self._beat()
+                self._beats.step()
                 if self._reports:
                     self.staging.check()
                 agreed = agree(self._wishes())
                 if batch is not None:
-                    self._clock.add(*batch, agreed.step_s, agreed.sync_s, agreed.waited_s)
+                    self._measured.timed(*batch, agreed)
                     if self._reports and began >= report_due:
                         self._report(loss)
                         report_due = began + self._launch.reporting.report_s
@@ -280,7 +347,7 @@ class Loop:
                 if agreed.save:
                     self.doing = f"saving at step {self.progress.step}"
                     self._saves.later(self.progress)
-                    self._beat()
+                    self._beats.step()
                 self._saves.look()
                 stepping = time.monotonic()
                 if self._pace is not None and started:  # the first step fills caches while other ranks wait for it
@@ -295,7 +362,7 @@ class Loop:
                 self._own.step_s = ended - (stepping if agreed.save else began)
                 self._own.waited_s = self.trainer.supply.waited_s
                 self._own.sync_s = 0.0 if result.exchanged is None else result.exchanged.sync_s
-                self._recent.append(self._own.step_s)
+                self._beats.took(self._own.step_s)
                 if self._compiles:
                     self._log(f"step {self.progress.step} compiled the model: it took {self._own.step_s:.1f} s")
                 self._compiles = False
@@ -326,7 +393,7 @@ class Loop:
                 self._heard.append(message)
             else:
                 self._take(message)
-        silence_s = self.heartbeat.unanswered_s()
+        silence_s = self._beats.agent_silence_s()
         if silence_s > self._launch.agent_silence_s and not self._own.stop:
             print(f"the agent has been silent for {silence_s:.0f} s: saving and exiting", flush=True)
             self._own.stop = True
@@ -338,36 +405,25 @@ class Loop:
         """Moves to the granted cores and discards the times of steps on the old cores."""
         resources.move(granted.cores, granted.cpus)
         resources.load(self.trainer.supply, granted.cpus)
-        self._cpus, self._clock = granted.cpus, StepClock()
-        self._meter = Meter()
+        self._measured.granted(granted.cpus)
         # With fewer cores the next step may take far longer than earlier steps.
-        self._recent.clear()
-        self._beat()
-
-    def _beat(self) -> None:
-        """Tells the agent that this rank lives and how long its next step may take. The first step may take longest."""
-        if self._recent:
-            allowed_s = max(self._launch.settings.hang_s, _STEPS_OF_SILENCE * statistics.median(self._recent))
-        else:
-            allowed_s = self._launch.settings.start_s
-        self.heartbeat.beat(allowed_s)
+        self._beats.forget()
+        self._beats.step()
 
     def _retune(self, to: Retune) -> None:
         plan = self.trainer.plan
         if (to.micro_batch, to.accumulation, to.compressor) == (plan.micro_batch, plan.accumulation, plan.compressor):
             return
         self.doing = f"changing to micro-batch {to.micro_batch} × {to.accumulation}, compressor {to.compressor}"
-        if to.compressor != plan.compressor:
-            self._clock, self._exchanges = StepClock(), Exchanges()
         self.trainer.retune(to.micro_batch, to.accumulation, to.compressor)
         # Kernels may be chosen or compiled anew for the batch, so the next step may take far longer than earlier ones.
-        self._recent.clear()
+        self._beats.forget()
         self._compiles = self._trained.compile
-        self._beat()
+        self._beats.step()
         resources.forget()
         if to.compressor != plan.compressor:
             self._tell_exchange()
-        self._meter = Meter()
+        self._measured.retuned(compressor_differs=to.compressor != plan.compressor)
 
     def _step(self) -> tuple[StepResult, float]:
         """Trains one step and counts it in the progress. Returns its result and the factor on its learning rate."""
@@ -384,7 +440,7 @@ class Loop:
             progress.work += worth_of_step(plan, known, initial, trainer.errors)
         if trainer.loss_scale is not None:
             progress.loss_scale, progress.finite_steps = astuple(trainer.loss_scale)
-        self._exchanges.add(result.exchanged)
+        self._measured.exchanged(result)
         self._observed(f"on_step of step {progress.step}", lambda: self.job.on_step(progress.step, result.loss))
         return result, rate
 
@@ -398,8 +454,8 @@ class Loop:
         if not (self._launch.observed and every > 0 and (step % every == 0 or last)):
             return
         self.doing = f"evaluating after step {step}"
-        self._allow_own_code()
-        found = self.trainer.evaluate(step, self._allow_own_code)
+        self._beats.phase()
+        found = self.trainer.evaluate(step, self._beats.phase)
         if self._reports:
             with opened(self._folder / EVALUATIONS) as file:
                 for name, value in found.items():
@@ -416,13 +472,9 @@ class Loop:
         """Calls the job's own code on rank 0, unless steps are only measured."""
         if self._reports and self._launch.observed:
             was, self.doing = self.doing, doing
-            self._allow_own_code()
+            self._beats.phase()
             call()
             self.doing = was
-
-    def _allow_own_code(self) -> None:
-        """Allows the job's own code as much time as a start; the loop's next beat sets the limit of a step again."""
-        self.heartbeat.beat(self._launch.settings.start_s)
 
     def _tell_exchange(self) -> None:
         """Writes into the job's log how replicas compress gradients, if they do."""
@@ -440,9 +492,9 @@ class Loop:
 
     def _await_data(self, waiting: bool) -> None:
         if waiting:
-            self._allow_own_code()
+            self._beats.phase()
         else:
-            self._beat()
+            self._beats.step()
 
     def _log(self, words: str) -> None:
         if self._reports:
@@ -465,7 +517,7 @@ class Loop:
         return code
 
     def _report(self, loss: float) -> None:
-        progress, plan, times = self.progress, self.trainer.plan, self._clock.take()
+        progress, plan = self.progress, self.trainer.plan
         grad_sqr, grad_var = noise.statistics(progress) or (0.0, 0.0)
         self.agent.say(
             Report(
@@ -474,15 +526,11 @@ class Loop:
                 loss=loss,
                 micro_batch=plan.micro_batch,
                 accumulation=plan.accumulation,
-                **times._asdict(),
                 grad_sqr=grad_sqr,
                 grad_var=grad_var,
-                cpu_s=self._meter.step_s(progress.step, steady=times.steps > 0),
-                cpus=self._cpus,
                 data_bytes=self.trainer.supply.data_bytes,
                 compressor=plan.compressor,
-                memory=resources.memory_use(self.bare_bytes),
-                exchange=self._exchanges.take(),
+                **self._measured.report(progress.step),
             )
         )
 

@@ -240,7 +240,8 @@ class Rank:
             codecs=codecs,
         )
         return Loop(
-            *(start, job, trainer, progress, staging, checkpoints, self._agent, self._heartbeat),
+            *(start, job, trainer, progress, staging, checkpoints, self._agent),
+            heartbeat=self._heartbeat,
             started=started,
             bare_bytes=bare_bytes,
         )
