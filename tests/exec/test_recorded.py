@@ -217,7 +217,8 @@ def test_verdicts(differences, weights, steps, compressed, verdict):
     ],
 )
 def test_a_job_that_computed_in_16_bits_is_not_judged(of_job, of_run, verdict):
-    file = dataclasses.replace(job_file("j"), precision=of_job)
+    file = job_file("j")
+    file = dataclasses.replace(file, trained=dataclasses.replace(file.trained, precision=of_job))
     job = RecordedJob(Path(), 0, "j", file, (RecordedStep(1, 16, 1.0, 1.0, 0.1, 0),))
     again = Replayed("SGD", True, False, (0.1,), 0.0)
     assert verify.continuity(job, [], again, 1e-4, precision=of_run).verdict == verdict
