@@ -155,8 +155,10 @@ def state_of(
         "unsaved_s": [0.0 for _ in jobs],
         "overhead": [1.0 for _ in jobs],
     }
-    for name in ("job_id", "submit_time_s", "gpus", "held_gpus", "attained_service_gpu_s", "first_start_s", "restarts",
-                 "estimate_s", "predicted_duration_s", "priority", "duration_s", "remaining_s"):  # fmt: skip
+    for name in (
+        *("job_id", "submit_time_s", "gpus", "held_gpus", "attained_service_gpu_s", "first_start_s", "last_start_s"),
+        *("restarts", "estimate_s", "predicted_duration_s", "priority", "duration_s", "remaining_s"),
+    ):
         columns[name] = [getattr(job, name) for job in jobs]
     beliefs = Beliefs(gpu_types, policy.information)
     tasks: tuple[SynergyTask, ...] = ()

@@ -238,6 +238,8 @@ def _answer(policy: AllocationPolicy, state: ClusterState) -> Allocations:
     shape = len(state), state.cluster.nodes
     if answer.node_gpus is not None and np.shape(answer.node_gpus) != shape:
         raise Broken("answers", f"node_gpus has shape {np.shape(answer.node_gpus)}, expected (jobs, nodes) = {shape}")
+    if answer.stays is not None and np.shape(answer.stays) != shape[:1]:
+        raise Broken("answers", f"stays has shape {np.shape(answer.stays)}, expected (jobs,) = {shape[:1]}")
     if answer.gpus.min() < 0 or answer.gpu_type.min() < -1 or answer.gpu_type.max() >= len(state.cluster.gpu_types):
         raise Broken("answers", f"it gave {_given(state, answer)}, expected GPUs ≥ 0 and types that are −1 or an index")
     return answer

@@ -130,6 +130,8 @@ class Placer:
             gpu_type[at] = self._kinds.get(jobs[at].request.gpu_type, -1)
         keeps = (held_gpus == answer.gpus) & ((gpu_type < 0) | (gpu_type == state.held_type))
         movable = concerned & ~state.must_stay
+        if answer.stays is not None:
+            movable &= ~(answer.stays & keeps)
         moves = movable & ~keeps
         if not moves.any():  # in most rounds nothing changes
             return Decision([], [])

@@ -55,6 +55,8 @@ class Departures:
         job.service.settled_s = at_s
         if not job.service.restarts:
             job.service.first_start_s = at_s
+        if not job.moved:
+            job.service.last_start_s = at_s
 
     def stop(self, job: Job, placed: Placed, since_s: float, free_s: float = NEVER) -> None:
         """A decision has stopped the job's run on `placed`. A run that is PROMISED is dropped.

@@ -22,7 +22,7 @@ from synergy_core.scheduling.jobs.views import (
 )
 from synergy_core.units import Floats, Ints
 
-OF_RECORD = ("held_gpus", "attained_service_gpu_s", "first_start_s", "restarts")
+OF_RECORD = ("held_gpus", "attained_service_gpu_s", "first_start_s", "last_start_s", "restarts")
 OF_REQUEST = ("submit_time_s", "gpus", "estimate_s", "predicted_duration_s", "priority")
 OF_SPEC = ("restart_s", "declared_restart_s", "resize_s", *SIZE_LIMITS)
 """Columns of a state, by where they are read: in a job's record now, in its record when it arrives (those that the view

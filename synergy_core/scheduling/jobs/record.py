@@ -66,6 +66,8 @@ class Service:
     """Seconds for which the job has waited since it first held GPUs after it was submitted or last began anew."""
     first_start_s: float = NEVER
     """Instant of the first start; inf before it."""
+    last_start_s: float = NEVER
+    """Instant of the last start that was no move without a restart; inf before the first."""
     restarts: int = 0
     """Number of starts after the first one, excluding moves without a restart."""
 
@@ -155,6 +157,7 @@ class Job:
     attained_service_gpu_s = property(attrgetter("service.attained_gpu_s"))
     waited_s = property(attrgetter("service.waited_s"))
     first_start_s = property(attrgetter("service.first_start_s"))
+    last_start_s = property(attrgetter("service.last_start_s"))
     queue_entered_s = property(attrgetter("service.queue_entered_s"))
     restarts = property(attrgetter("service.restarts"))
 
@@ -192,6 +195,8 @@ class Job:
             service.first_start_s = now_s
         elif not moved:
             service.restarts += 1
+        if not moved:
+            service.last_start_s = now_s
         self.running = True
         self.moved = moved
         self.placement = placement

@@ -56,6 +56,8 @@ class JobView:
     """Seconds for which the job has waited since it first held GPUs after it was submitted or last began anew."""
     first_start_s: float = _shown("first_start_s")
     """Instant of the first start; inf before it."""
+    last_start_s: float = _shown("last_start_s")
+    """Instant of the last start or restart; inf before the first. Moves without a restart do not count."""
     queue_entered_s: float = _shown("queue_entered_s")
     """Instant at which the key last changed at its `OrderingPolicy.next_change`; at first that of submission."""
     restarts: int = _shown("restarts")
@@ -164,6 +166,9 @@ class Allocations:
     """Upper bound on that objective; NaN if the policy solved no problem."""
     node_gpus: Ints | None = None
     """(jobs, nodes of the cluster) GPUs on each node, from policies that choose nodes; None from others."""
+    stays: Bools | None = None
+    """(jobs,) whether a job that keeps its type and number of GPUs also keeps its nodes if others need the room; None:
+    only jobs that must stay do."""
     share: Floats | None = None
     """(jobs, 2) CPUs and bytes of memory per GPU, from policies that share them out; None from others."""
     memory: Any = None
@@ -199,6 +204,8 @@ class ClusterState:
     """GPU-seconds held so far, as in `JobView`."""
     first_start_s: Floats
     """Instant of the first start, as in `JobView`."""
+    last_start_s: Floats
+    """Instant of the last start or restart, as in `JobView`."""
     restarts: Ints
     """Number of restarts, as in `JobView`."""
     gpu_type: Ints
@@ -280,11 +287,14 @@ class ClusterState:
         """(GPU types,): the number of the cluster's GPUs of each type."""
         return np.array([self.cluster.gpus_of(gpu_type) for gpu_type in self.cluster.gpu_types], dtype=np.int64)
 
-    def in_order(self, order: Ints) -> Allocations:
+    def in_order(self, order: Ints, stays: Bools | None = None) -> Allocations:
         """Gives jobs their requested GPUs in `order`, within types and quotas; skips jobs that do not fit.
 
-        order: indices of jobs in this state. Jobs that must stay get their GPUs before all others.
+        order: indices of jobs in this state. Jobs that must stay get their GPUs before all others; next are those that
+        are to stay by `stays`, (jobs,), which also keep their nodes (`Allocations.stays`).
         """
+        if stays is not None:
+            order = order[np.argsort(~stays[order], kind="stable")]
         room, gpus, types = Room(self), self.gpus.tolist(), self._types_for
         for job in order[~self.must_stay[order]].tolist():
             need = gpus[job]
@@ -292,9 +302,9 @@ class ClusterState:
                 if room.fits(job, kind, need):
                     room.give(job, kind, need)
                     if not any(room.left):
-                        return room.answer()
+                        return room.answer(stays=stays)
                     break
-        return room.answer()
+        return room.answer(stays=stays)
 
 
 class Room:
@@ -336,9 +346,9 @@ class Room:
         self.quota[self.tenant[job]] -= gpus
         self.allotted[self.tenant[job], kind] -= gpus
 
-    def answer(self, memory: Any = None) -> Allocations:
-        """What the jobs have been given. memory: see `Allocations`."""
-        return Allocations(self.gpus, self.gpu_type, memory=memory)
+    def answer(self, memory: Any = None, stays: Bools | None = None) -> Allocations:
+        """What the jobs have been given. memory, stays: see `Allocations`."""
+        return Allocations(self.gpus, self.gpu_type, memory=memory, stays=stays)
 
 
 @dataclass(frozen=True)
