@@ -7,7 +7,6 @@ from training_jobs import APPLICATIONS, CATALOG, three_types, training
 from synergy_core.errors import InputError
 from synergy_core.performance.planner.plan import Plan
 from synergy_core.scheduling.jobs.beliefs import Beliefs
-from synergy_core.scheduling.jobs.fitted import SynergyTask
 from synergy_core.scheduling.jobs.reports import MAX_OBSERVED, Observations, refresh_models
 from synergy_core.scheduling.jobs.spec import JobSpec, Shape, StepReport, powers_and_whole_nodes
 from synergy_core.scheduling.jobs.views import GoodputState
@@ -40,12 +39,12 @@ def test_what_one_job_reports_is_known_to_others_only_at_the_next_decision(infor
     one, other, apart = beliefs.task(spec()), beliefs.task(spec()), beliefs.task(spec("cifar10"))
     assert observed(one)
     beliefs.refresh([one, other])
-    assert not one.models
-    assert not other.models
+    assert not one.pool.models
+    assert not other.pool.models
     assert np.isnan(beliefs.goodput([other], ROWS, "max")).all()
     beliefs.merge()
-    assert set(other.models) == {"t4"}
-    assert not apart.models  # another application
+    assert set(other.pool.models) == {"t4"}
+    assert not apart.pool.models  # another application
     assert other.pool.most_gpus == 1
     assert (beliefs.goodput([other], ROWS, "max") > 0).any()
 
@@ -57,8 +56,8 @@ def test_own_reports_stay_ones_own(information):
     observed(one)
     beliefs.merge()
     beliefs.refresh([one, other])
-    assert set(one.models) == {"t4"}
-    assert not other.models
+    assert set(one.pool.models) == {"t4"}
+    assert not other.pool.models
     assert other.believed_statistics is None
     assert np.isnan(beliefs.goodput([one, other], ROWS, "max")).all(axis=1).tolist() == [False, True]
 
@@ -79,7 +78,7 @@ def test_declaration_that_is_used_up_is_not_believed_any_more_and_none_is_no_inf
         task.done_work = task.spec.declared_work + over
         assert np.isnan(task.declared_remaining())
     plain = JobSpec("x", 8, 64, 8, 1, {"t4": (1, 8)}, {"t4": 1.0})
-    task = SynergyTask(plain, Observations(), shared=False, declares=True)
+    task = Beliefs(("t4",), "declared").task(plain)
     assert np.isnan(task.declared_remaining())
 
 
@@ -162,7 +161,7 @@ def test_growth_is_limited_by_what_was_observed_by_the_largest_batch_and_by_the_
 
 
 def test_repeated_observation_is_no_news_and_not_fitted_again():
-    task = SynergyTask(spec(), Observations(), shared=False, declares=False)
+    task = Beliefs(MACHINES.gpu_types).task(spec())
     assert observed(task)
     refresh_models([task.pool], {})
     version = task.pool.version
@@ -178,10 +177,10 @@ def test_policy_that_cannot_tell_types_apart_has_one_model_of_what_all_types_did
         assert observed(each, "a100", gpus=2)
         observed(each, "t4", gpus=4)
         refresh_models([each.pool], {})
-    one, *others = (task.models[gpu_type] for gpu_type in MACHINES.gpu_types)
+    one, *others = (task.pool.models[gpu_type] for gpu_type in MACHINES.gpu_types)
     assert all((one == other).all() for other in others)
-    assert (one != told_apart.models["t4"]).any()
-    assert (one != told_apart.models["a100"]).any()
+    assert (one != told_apart.pool.models["t4"]).any()
+    assert (one != told_apart.pool.models["a100"]).any()
     assert task.knows(Shape("t4", 1, 2), 4), "the a100 has shown it"
     assert task.pool.most_gpus == 4
 

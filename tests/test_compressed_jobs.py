@@ -18,8 +18,8 @@ from synergy_core.performance.planner.plan import Plan
 from synergy_core.scheduling.jobs.beliefs import Beliefs
 from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
 from synergy_core.scheduling.jobs.exchange import exchange_of
-from synergy_core.scheduling.jobs.fitted import SynergyTask
 from synergy_core.scheduling.jobs.spec import Configurations, Shape, StepReport
+from synergy_core.scheduling.jobs.task import SynergyTask
 from synergy_runs.outputs.facts import Holdings, Training, compressed_gpu_s
 from synergy_runs.outputs.metrics import summarise
 from synergy_sim.execution import Costs, ExecutionModel
@@ -87,8 +87,8 @@ def test_what_policies_are_told_is_what_the_job_then_does():
     told = beliefs.goodput([task], rows(), "max")[0]
     for at, shape in enumerate(SHAPES[1:], 1):
         plan = task.train_on(shape)
-        exchange, statistics, theta = task.exchange, task.believed_statistics, task.models["a100"]
-        exchanged = float(task.sync_s(theta, *shape, exchange.terms(plan.compressor, *shape)))
+        exchange, statistics, theta = task.exchange.offered, task.believed_statistics, task.pool.models["a100"]
+        exchanged = float(task.exchange.sync_s(theta, *shape, exchange.terms(plan.compressor, *shape)))
         compute_s = theta[0] + theta[1] * plan.micro_batch
         step_s = (plan.accumulation - 1) * compute_s + float(overlapped(compute_s, exchanged, theta[6]))
         phi = task.spec.initial_batch * statistics[1] / statistics[0]
@@ -152,9 +152,9 @@ def test_naive_statistics_are_inflated_by_the_published_amount():
 def test_steps_under_a_compressor_are_reported_as_they_would_be_without(name):
     world = truth(gbps=1.0)
     _, task = informed_task(world)
-    shape, local, theta = Shape("a100", 3, 12), 7, task.models["a100"]
+    shape, local, theta = Shape("a100", 3, 12), 7, task.pool.models["a100"]
     compute_s, sync_s = theta[0] + theta[1] * local, 0.9
-    terms = task.exchange.terms(name, *shape)
+    terms = task.exchange.offered.terms(name, *shape)
     exchanged_s = terms.collectives * terms.latency_s + (sync_s - terms.latency_s) * terms.sent + terms.codec_s
     step_s = float(overlapped(compute_s, exchanged_s, theta[6]))
     plan = Plan(data=12, micro_batch=local, compressor=name)
@@ -167,13 +167,13 @@ def test_steps_under_a_compressor_are_reported_as_they_would_be_without(name):
 def test_what_several_gpus_lose_otherwise_is_nothing_to_save():
     """Step times of yolov3 grow with GPUs by their samples' sizes, which fitted models take for synchronisation."""
     _, task = informed_task(truth(gbps=400.0), "yolov3")
-    theta, shape = task.models["a100"], SHAPES[2]
+    theta, shape = task.pool.models["a100"], SHAPES[2]
     believed_s = float(sync_time(theta, shape.nodes, shape.gpus))
     true_s = truth(gbps=400.0).application("yolov3").sync_s("a100", (4, 4))
     assert believed_s > 10 * true_s
-    none, q8 = (task.exchange.terms(name, *shape) for name in ("none", "q8"))
-    assert float(task.sync_s(theta, *shape, none)) == believed_s
-    assert believed_s - float(task.sync_s(theta, *shape, q8)) < 1.5 * true_s
+    none, q8 = (task.exchange.offered.terms(name, *shape) for name in ("none", "q8"))
+    assert float(task.exchange.sync_s(theta, *shape, none)) == believed_s
+    assert believed_s - float(task.exchange.sync_s(theta, *shape, q8)) < 1.5 * true_s
     assert task.train_on(shape).compressor == "none"
 
 

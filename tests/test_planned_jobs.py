@@ -127,7 +127,7 @@ def test_observed_steps_correct_the_planner_there_and_in_part_elsewhere_on_their
     held = beliefs()
     task = held.task(spec())
     before = held.goodput([task], ROWS, "requested")[0]
-    believed_s = task.speeds.fastest("small-llm", 256, "a100", [4])[4][0]
+    believed_s = task.speed.fastest("small-llm", 256, "a100", [4])[4][0]
     task.observe(step(1.25 * believed_s))
     after = held.goodput([task], ROWS, "requested")[0]
     on = ROWS.gpu_type == MACHINES.gpu_types.index("a100")
@@ -142,7 +142,7 @@ def test_shared_observations_reach_others_at_the_next_decision():
     held = beliefs("shared")
     one, other = held.task(spec()), held.task(spec())
     before = held.goodput([other], ROWS, "requested")
-    one.observe(step(2.0 * one.speeds.fastest("small-llm", 256, "a100", [4])[4][0]))
+    one.observe(step(2.0 * one.speed.fastest("small-llm", 256, "a100", [4])[4][0]))
     np.testing.assert_array_equal(held.goodput([other], ROWS, "requested"), before)
     held.merge()
     assert (held.goodput([other], ROWS, "requested") < before).any()

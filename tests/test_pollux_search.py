@@ -259,7 +259,7 @@ def test_with_several_types_a_job_gets_no_more_gpus_than_every_type_has_and_type
         nonlocal most
         answer = policy.allocate(state)
         most = max(most, answer.gpus.max(initial=0))
-        distinct.update(len({model.tobytes() for model in task.models.values()}) for task in state.tasks)
+        distinct.update(len({model.tobytes() for model in task.pool.models.values()}) for task in state.tasks)
         return answer
 
     rows = [(60 * at, 2, 3_000, name) for at, name in enumerate(("cifar10", "bert", "cifar10", "imagenet"))]

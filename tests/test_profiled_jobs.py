@@ -10,7 +10,7 @@ from synergy_core.errors import InputError
 from synergy_core.performance.planner.plan import Plan
 from synergy_core.scheduling.jobs.beliefs import Beliefs
 from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
-from synergy_core.scheduling.jobs.planned import ProfiledSpeeds, ProfiledTask
+from synergy_core.scheduling.jobs.planned import ProfiledSpeeds
 from synergy_core.scheduling.jobs.spec import JobSpec, Shape, StepReport, powers_and_whole_nodes
 from synergy_core.scheduling.jobs.testbed_profiles import (
     NoiseFrom,
@@ -79,9 +79,7 @@ def spec(**more):
 
 def task(*, plans=True, information="all", **more):
     speeds = ProfiledSpeeds(PROFILE, ("cpu",), plans=plans)
-    made = Beliefs(("cpu",), information, profiled=speeds).task(spec(**more))
-    assert isinstance(made, ProfiledTask)
-    return made
+    return Beliefs(("cpu",), information, profiled=speeds).task(spec(**more))
 
 
 def test_a_profile_is_read_as_it_was_written():
@@ -127,7 +125,7 @@ def test_a_running_job_keeps_its_degrees_unless_a_restart_pays():
 
 def test_goodput_is_of_the_best_plan_and_without_plans_of_the_best_replicas():
     rows = powers_and_whole_nodes(CPUS)
-    full, replicas = task().goodput(rows, requested=True), task(plans=False).goodput(rows, requested=True)
+    full, replicas = (each.speed.goodput(each, rows, requested=True) for each in (task(), task(plans=False)))
     assert full.tolist() == pytest.approx([10.0, 1 / 0.07, 0.0])
     assert replicas.tolist() == pytest.approx([10.0, 1 / 0.14, 0.0])
 

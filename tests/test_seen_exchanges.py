@@ -14,7 +14,6 @@ from synergy_core.performance.goodput.efficiency import MEASURED_ERROR_WEIGHT, m
 from synergy_core.performance.planner.plan import Plan
 from synergy_core.scheduling.jobs.beliefs import Beliefs
 from synergy_core.scheduling.jobs.exchange import Compression, before_layers, exchange_of
-from synergy_core.scheduling.jobs.fitted import SynergyTask
 from synergy_core.scheduling.jobs.reports import (
     MAX_RATIO,
     MAX_REPORTS,
@@ -24,6 +23,7 @@ from synergy_core.scheduling.jobs.reports import (
     SeenExchanges,
 )
 from synergy_core.scheduling.jobs.spec import JobSpec, Shape, StepReport
+from synergy_core.scheduling.jobs.task import SynergyTask
 
 Q8 = RatioOf("codec", "q8", "cpu")
 LAYERS = LayerSizes.of_shapes([(1024, 1024), (4096, 1024), (1024,)])
@@ -96,15 +96,15 @@ def test_what_is_no_number_says_nothing_and_what_is_absurd_is_bounded() -> None:
 
 def test_bytes_and_codec_of_that_compressor_and_kind_of_exchange_are_corrected() -> None:
     _, task = informed()
-    before, offer = task.exchange.terms("q8", *PAIR), task.exchange.offer("q8")
-    sent, codec_s = float(offer.sent_bytes(2)), task.exchange.codec_s("q8", "cpu", 2)
+    before, offer = task.exchange.offered.terms("q8", *PAIR), task.exchange.offered.offer("q8")
+    sent, codec_s = float(offer.sent_bytes(2)), task.exchange.offered.codec_s("q8", "cpu", 2)
     task.observe_exchange(ExchangeReport(PAIR, Plan(data=2, micro_batch=16, compressor="q8"), 1.5 * sent, 4 * codec_s))
-    after = task._terms("q8", PAIR)
+    after = task.exchange.terms("q8", PAIR)
     assert after.sent == pytest.approx(1.5 * before.sent)
     assert after.codec_s == pytest.approx(4 * before.codec_s)
     assert (after.collectives, after.latency_s) == (before.collectives, before.latency_s)
     for name, shape in (("q4", PAIR), ("q8", Shape("cpu", 2, 2))):
-        assert vars(task._terms(name, shape)) == vars(task.exchange.terms(name, *shape))
+        assert vars(task.exchange.terms(name, shape)) == vars(task.exchange.offered.terms(name, *shape))
 
 
 @pytest.mark.parametrize(
@@ -113,15 +113,15 @@ def test_bytes_and_codec_of_that_compressor_and_kind_of_exchange_are_corrected()
 def test_errors_are_corrected_for_what_was_measured_at_the_jobs_noise(compressor: str, weight: float) -> None:
     """What is left out of gradients with what was held back counts for less than what is left out of gradients."""
     _, task = informed()
-    errors, plan = task.exchange.offer(compressor).errors, Plan(data=2, micro_batch=16, compressor=compressor)
+    errors, plan = task.exchange.offered.offer(compressor).errors, Plan(data=2, micro_batch=16, compressor=compressor)
     predicted = float(mixed_error(errors.signal, errors.noise, 32 * 8.0, 16))
     task.observe_exchange(ExchangeReport(PAIR, plan, nan, nan, 0.25 * predicted))
-    at = [each.name for each in task.exchange.offers].index(compressor)
-    assert np.asarray(task._errors.signal)[at] == pytest.approx(0.25 * weight * errors.signal)
-    assert np.asarray(task._errors.noise)[at] == pytest.approx(0.25 * weight * errors.noise)
+    at = [each.name for each in task.exchange.offered.offers].index(compressor)
+    assert np.asarray(task.exchange.errors.signal)[at] == pytest.approx(0.25 * weight * errors.signal)
+    assert np.asarray(task.exchange.errors.noise)[at] == pytest.approx(0.25 * weight * errors.noise)
     if compressor == "powersgd-4":  # no more is believed lost than there is
         task.observe_exchange(ExchangeReport(PAIR, plan, nan, nan, 50.0))
-        assert np.asarray(task._errors.signal)[at] == 1.0
+        assert np.asarray(task.exchange.errors.signal)[at] == 1.0
 
 
 def test_a_compressor_that_takes_too_long_is_given_up_for_another_and_then_for_none() -> None:
@@ -129,8 +129,8 @@ def test_a_compressor_that_takes_too_long_is_given_up_for_another_and_then_for_n
     tried = []
     while (plan := task.train_on(PAIR)).compressor != "none":
         tried.append(plan.compressor)
-        assert len(tried) == len(set(tried)) <= len(task.exchange.offers)
-        codec_s = task.exchange.codec_s(plan.compressor, "cpu", 2)
+        assert len(tried) == len(set(tried)) <= len(task.exchange.offered.offers)
+        codec_s = task.exchange.offered.codec_s(plan.compressor, "cpu", 2)
         task.observe_exchange(ExchangeReport(PAIR, plan, nan, MAX_RATIO * max(codec_s, 1.0)))
         beliefs.refresh([task])
     assert tried
@@ -138,7 +138,7 @@ def test_a_compressor_that_takes_too_long_is_given_up_for_another_and_then_for_n
 
 def test_what_is_held_stays_unless_another_promises_more() -> None:
     _, task = informed()
-    names = [each.name for each in task.exchange.offers]
+    names = [each.name for each in task.exchange.offered.offers]
     best = task.train_on(PAIR).compressor
     kept = {name: task.train_on(PAIR, Plan(data=2, compressor=name)).compressor for name in names}
     assert kept[best] == kept["none"] == best != "none"
@@ -147,7 +147,7 @@ def test_what_is_held_stays_unless_another_promises_more() -> None:
 
 def test_nobody_compresses_before_layers_are_known_and_everybody_may_then() -> None:
     _, task = informed()
-    exchange = task.exchange
+    exchange = task.exchange.offered
     for told, compresses in ((before_layers("coadaptive"), False), (exchange, True)):
         assert told is not None
         task.may_exchange(told)

@@ -19,9 +19,9 @@ from torch import distributed
 
 from ranks.launch import RANKS
 from synergy_core.performance.planner.plan import Plan
+from synergy_core.scheduling.jobs.beliefs import Beliefs
 from synergy_core.scheduling.jobs.exchange import Compression
-from synergy_core.scheduling.jobs.fitted import SynergyTask
-from synergy_core.scheduling.jobs.reports import ExchangeReport, Observations, refresh_models
+from synergy_core.scheduling.jobs.reports import ExchangeReport, refresh_models
 from synergy_core.scheduling.jobs.spec import JobSpec, Shape, StepReport
 from synergy_exec.controller.jobs import ModelExchanges
 from synergy_exec.examples.gpt import Gpt
@@ -85,16 +85,16 @@ class MethodRun:
         self.losses: deque[float] = deque(maxlen=WINDOW_SAMPLES)
         self.plan = Plan(data=RANKS, micro_batch=INITIAL_BATCH // RANKS)
         self.trainer, self.progress = Trainer(job, self.plan, seed=seed), Progress()
-        kind, pool = SHAPE.gpu_type, Observations()
+        kind = SHAPE.gpu_type
         exchanges = ModelExchanges(*method, [kind])
         exchanges.learn("job", layers_of(self.trainer.parts), kind, codecs)
         self.exchange = exchanges.of("job")
         batches, offers = (INITIAL_BATCH, MAX_BATCH, INITIAL_BATCH, RANKS), self.exchange and self.exchange.exchange
         spec = JobSpec("job", *batches, {kind: LOCAL_BATCHES}, {kind: 1.0}, exchange=offers)
-        self.task = SynergyTask(spec, pool, shared=False, declares=False)
+        self.task = Beliefs([kind]).task(spec)
         for micro_batch, step_s, sync_s in steps:
             self.task.observe(StepReport(SHAPE, Plan(data=RANKS, micro_batch=micro_batch), step_s, sync_s))
-        refresh_models([pool], {})
+        refresh_models([self.task.pool], {})
 
     def loss(self) -> float:
         """Returns the mean over the last samples; infinite before there are enough."""

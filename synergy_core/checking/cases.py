@@ -11,10 +11,10 @@ import numpy as np
 from synergy_core.performance.planner.plan import Plan
 from synergy_core.scheduling.jobs.beliefs import Beliefs
 from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
-from synergy_core.scheduling.jobs.fitted import SynergyTask
 from synergy_core.scheduling.jobs.record import Placed, Request
 from synergy_core.scheduling.jobs.samples import BATCH, SAMPLE_S, STEP_S, SYNC_S, TrialJob
 from synergy_core.scheduling.jobs.spec import JobSpec, Shape, StepReport
+from synergy_core.scheduling.jobs.task import SynergyTask
 from synergy_core.scheduling.jobs.views import SIZE_LIMITS, ClusterState
 from synergy_core.scheduling.placement.one_job import Placement
 from synergy_core.scheduling.policies import AllocationPolicy

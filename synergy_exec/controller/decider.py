@@ -267,7 +267,7 @@ class Decider:
             return
         job.spec = replace(job.spec, architecture=model.name)
         self.scheduler.respecified(job)
-        if held is not None and job.task is not None and job.task.scheduled:
+        if held is not None and job.task is not None and job.task.speed.scheduled:
             job.plan = held
 
     def _shape(self, placed: Placed) -> Shape:

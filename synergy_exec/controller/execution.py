@@ -92,7 +92,7 @@ def recall(jobs: Mapping[int, ExecutedJob], observations: Iterable[tuple[int, Ob
             job.task.done_work, job.task.statistics = job.seen.work, job.seen.statistics
     for number, observation in observations:
         task = jobs[number].task if number in jobs else None
-        if task is not None and not task.scheduled:  # otherwise they are from before the model was profiled
+        if task is not None and not task.speed.scheduled:  # otherwise they are from before the model was profiled
             gpu_type, nodes, gpus, micro_batch, step_s, sync_s = observation
             task.recall(Shape(gpu_type, nodes, gpus), micro_batch, step_s, sync_s)
 

@@ -2,8 +2,8 @@
 
 The first run of such a model is data-parallel and finds out which plans are possible. From the run's first report on,
 the profile has all of these plans: the trained ones with their measured speed, the others with an optimistic
-prediction. Jobs choose among them as among measured plans (`ProfiledTask`). So a job tries a plan if its possible gain
-is worth a restart, and the plan has its measured speed from then on.
+prediction. Jobs choose among them as among measured plans (`ProfiledSpeeds`). So a job tries a plan if its possible
+gain is worth a restart, and the plan has its measured speed from then on.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from synergy_core.performance.planner.plan import Plan
 from synergy_core.scheduling.jobs.cluster import Cluster
 from synergy_core.scheduling.jobs.fitted import MAX_SYNC_FRACTION
-from synergy_core.scheduling.jobs.planned import ProfiledTask
+from synergy_core.scheduling.jobs.planned import ProfiledSpeeds
 from synergy_core.scheduling.jobs.spec import Shape
 from synergy_core.scheduling.jobs.testbed_profiles import (
     NoiseFrom,
@@ -71,7 +71,7 @@ class Learning:
         Restarts to such plans and back may cost at most a fraction of the time that the job has trained.
         """
         for job in jobs:
-            if isinstance(job.task, ProfiledTask):
+            if job.task is not None and isinstance(job.task.speed, ProfiledSpeeds):
                 trained_s = job.service.attained_gpu_s / max(1, job.held_gpus)
                 cost_s = 2.0 * (job.trials + 1) * job.task.spec.restart_s
                 job.task.explores = cost_s <= self._fraction * trained_s

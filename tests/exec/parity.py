@@ -22,11 +22,12 @@ from exec.pretended import file_of
 from synergy_core.performance.goodput.throughput import gradient_time
 from synergy_core.performance.planner.plan import Plan
 from synergy_core.scheduling.jobs.cluster import Cluster
-from synergy_core.scheduling.jobs.fitted import MAX_SYNC_FRACTION, SynergyTask
-from synergy_core.scheduling.jobs.planned import ProfiledTask
+from synergy_core.scheduling.jobs.fitted import MAX_SYNC_FRACTION, FittedSpeeds
+from synergy_core.scheduling.jobs.planned import ProfiledSpeeds
 from synergy_core.scheduling.jobs.record import Decision, Job, Placed
 from synergy_core.scheduling.jobs.reports import Theta
 from synergy_core.scheduling.jobs.spec import Shape, StepReport
+from synergy_core.scheduling.jobs.task import SynergyTask
 from synergy_core.scheduling.jobs.views import ClusterState
 from synergy_core.scheduling.policies import Policy
 from synergy_exec.controller.decider import FEWEST_STEPS, SAME_BATCH_FRACTION, Decider, Orders
@@ -191,7 +192,7 @@ class Watched:
         moment = moment_of(now_s, self.events, self.active)
         self.events = []
         decision: Decision = self.inner.decide(now_s)
-        self.models = {id(job.task): dict(job.task.models) for job in self.active.values() if job.task is not None}
+        self.models = {id(job.task): dict(job.task.pool.models) for job in self.active.values() if job.task is not None}
         moment.stops = [(job.job_id, placed) for job, placed in decision.stops]
         moment.starts = [(job.job_id, placed) for job, placed in decision.starts]
         moment.plans = plans_of(self.active)
@@ -207,9 +208,9 @@ def watching(simulation: Simulation) -> Iterator[Watched]:
     """Notes what the simulation's jobs tell their tasks, and which batches they choose."""
     watched = Watched(simulation.scheduler)
     simulation.engine.scheduler = watched  # type: ignore[assignment]
-    observe_itself, launch, end_lease = SynergyTask.observe, Rounds._launch, Rounds._end_lease
+    observe_itself, launch, end_lease = FittedSpeeds.observe, Rounds._launch, Rounds._end_lease
 
-    def observe(task: SynergyTask, step: StepReport) -> StepReport | None:
+    def observe(itself: FittedSpeeds, task: SynergyTask, step: StepReport) -> StepReport | None:
         job = watched.of_task[id(task)]
         assert isinstance(job, SimulatedTraining)
         gpu_type, _, gpus = step.shape
@@ -223,9 +224,9 @@ def watching(simulation: Simulation) -> Iterator[Watched]:
         if gpus > 1 and theta is not None:
             sync_s = min(max(whole_s - count * float(gradient_time(theta, batch)), 0.0), MAX_SYNC_FRACTION * whole_s)
         step_s = (whole_s + (count - 1) * sync_s) / count
-        return observe_itself(task, StepReport(step.shape, step.plan, step_s, sync_s))
+        return observe_itself(itself, task, StepReport(step.shape, step.plan, step_s, sync_s))
 
-    def observe_plan(task: ProfiledTask, step: StepReport) -> None:
+    def observe_plan(_: ProfiledSpeeds, task: SynergyTask, step: StepReport) -> None:
         plan = step.plan
         watched.note("stepped", watched.of_task[id(task)].job_id, plan.micro_batch, plan.accumulation, step.step_s)
 
@@ -251,10 +252,10 @@ def watching(simulation: Simulation) -> Iterator[Watched]:
 
     with ExitStack() as stack:
         for kind, name, replacement in (
-            (SynergyTask, "observe", observe),
+            (FittedSpeeds, "observe", observe),
             (Rounds, "_launch", launching),
             (Rounds, "_end_lease", leaving),
-            (ProfiledTask, "observe", _noting(ProfiledTask.observe, before=observe_plan)),
+            (ProfiledSpeeds, "observe", _noting(ProfiledSpeeds.observe, before=observe_plan)),
             (SynergyTask, "report", _noting(SynergyTask.report, before=noise)),
             (DataParallelJob, "_choose", _noting(DataParallelJob._choose, after=chose)),
             (ProfiledJob, "_choose", _noting(ProfiledJob._choose, after=chose)),

@@ -413,7 +413,7 @@ class AllocationChooser(Chooser):
         return sorted(least.items(), key=lambda each: each[1])
 
     def _plan(self, job: Job, held: Plan | None) -> Plan | None:
-        if job.task is None or not job.task.scheduled:
+        if job.task is None or not job.task.speed.scheduled:
             return None
         shape = Shape(self._cluster.type_of(job.placement), len(job.placement), job.held_gpus)
         return job.task.train_on(shape, held, requested=not self._policy.tunes_batch)

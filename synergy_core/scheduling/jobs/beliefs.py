@@ -9,10 +9,12 @@ from typing import Literal, get_args
 import numpy as np
 
 from synergy_core.errors import unknown
-from synergy_core.scheduling.jobs.fitted import Belief, SynergyTask
-from synergy_core.scheduling.jobs.planned import PlannedSpeeds, PlannedTask, ProfiledSpeeds, ProfiledTask
+from synergy_core.scheduling.jobs.believed_exchange import BelievedExchange
+from synergy_core.scheduling.jobs.fitted import FittedSpeeds
+from synergy_core.scheduling.jobs.planned import PlannedSpeeds, ProfiledSpeeds
 from synergy_core.scheduling.jobs.reports import InputReports, Observations, Theta, refresh_models
 from synergy_core.scheduling.jobs.spec import Configurations, JobSpec
+from synergy_core.scheduling.jobs.task import Belief, SpeedModel, SynergyTask
 from synergy_core.units import Floats
 
 Information = Literal["own", "declared", "shared", "all"]
@@ -53,7 +55,7 @@ class Beliefs:
         self._one_type = () if tells_types else tuple(gpu_types)
         self._speeds = speeds
         self._profiled = profiled
-        self._types = tuple(gpu_types)
+        self._fitted = FittedSpeeds(tuple(gpu_types))
         self._fits: dict[bytes, Theta] = {}
         self._pools: dict[str, Observations] = {}
         self._rows: dict[bytes, dict[Belief, Floats]] = {}
@@ -69,12 +71,19 @@ class Beliefs:
             pool = Observations(InputReports() if self._learns_input else None, one_type=self._one_type)
             if self.shared:
                 self._pools[spec.application] = pool
-        knowledge = {"shared": self.shared, "declares": self.declares}
+        speed: SpeedModel = self._fitted
+        exchange, keeps_batch = None, spec.fixed_batch
         if self._profiled is not None and spec.architecture in self._profiled.profile:
-            return ProfiledTask(spec, pool, speeds=self._profiled, **knowledge)
-        if spec.architecture and self._speeds is not None:
-            return PlannedTask(spec, pool, speeds=self._speeds, **knowledge)
-        return SynergyTask(spec, pool, **knowledge)
+            speed = self._profiled
+        elif spec.architecture and self._speeds is not None:
+            speed = self._speeds
+            keeps_batch |= spec.plan_exchange is not None and spec.plan_exchange.keeps_batch
+        elif spec.exchange is not None:
+            exchange = BelievedExchange(spec.exchange, pool)
+            keeps_batch |= spec.exchange.keeps_batch
+        return SynergyTask(
+            spec, pool, speed, exchange, keeps_batch=keeps_batch, shared=self.shared, declares=self.declares
+        )
 
     def refresh(self, tasks: Sequence[SynergyTask]) -> None:
         """Updates the models of all these jobs in one call."""
@@ -102,15 +111,15 @@ class Beliefs:
         known = self._rows.setdefault(rows.key() + batch.encode(), {})
         if len(known) > MAX_CACHED_ROWS:
             known.clear()
-        outdated: dict[type[SynergyTask], list[SynergyTask]] = {}
+        outdated: dict[SpeedModel, list[SynergyTask]] = {}
         for task in tasks:
             inputs = id(known), task.pool.version, task.believed_statistics
             if task.paces is None or task.paces[0] != inputs:
                 task.paces = inputs, np.zeros(0)
-                outdated.setdefault(type(task), []).append(task)
-        for task_class, class_tasks in outdated.items():
-            computed = task_class.goodputs(class_tasks, rows, self._types, known, requested=batch == "requested")
-            for index, task in enumerate(class_tasks):
+                outdated.setdefault(task.speed, []).append(task)
+        for speed, of_speed in outdated.items():
+            computed = speed.goodputs(of_speed, rows, known, requested=batch == "requested")
+            for index, task in enumerate(of_speed):
                 assert task.paces is not None
                 task.paces = task.paces[0], computed[:, index].ravel()
         paces = np.concatenate([task.paces[1] for task in tasks if task.paces is not None])

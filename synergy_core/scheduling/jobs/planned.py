@@ -1,12 +1,15 @@
-"""Tasks of jobs with parallel plans: known step times, corrected by observations, and the choice of batch and plan."""
+"""Speed models of jobs with parallel plans: known step times, corrected by observations, and the choice of batch and
+plan by them.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from math import inf
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -17,8 +20,8 @@ from synergy_core.performance.planner.compressed import CompressedPlans
 from synergy_core.performance.planner.plan import Plan
 from synergy_core.scheduling.jobs.cluster import Cluster
 from synergy_core.scheduling.jobs.exchange import PlanExchange
-from synergy_core.scheduling.jobs.fitted import Belief, SynergyTask
 from synergy_core.scheduling.jobs.spec import Configurations, Shape, StepReport
+from synergy_core.scheduling.jobs.task import Belief, SynergyTask
 from synergy_core.scheduling.jobs.testbed_profiles import ProfiledModel, ProfiledRow, TestbedProfile, degrees_of
 from synergy_core.units import Floats
 
@@ -37,8 +40,96 @@ class Way(NamedTuple):
     """The plan."""
 
 
-class PlannedSpeeds:
-    """The planner's step times on a cluster's GPU types, for GPUs packed on its largest nodes. Results are cached.
+class PlanSpeeds(ABC):
+    """A speed model of jobs with parallel plans: step times known before a job ran, times a ratio of observed to known
+    times.
+    """
+
+    scheduled: ClassVar[bool] = False
+    gpu_types: tuple[str, ...]
+    """The cluster's GPU types."""
+
+    @abstractmethod
+    def ways(
+        self,
+        task: SynergyTask,
+        gpu_type: str,
+        shapes: Sequence[tuple[int, int]],
+        *,
+        requested: bool,
+        every_plan: bool = False,
+    ) -> list[list[Way]]:
+        """For each (nodes, GPUs), the best plan at each allowed batch for which a plan fits.
+
+        requested: allows only the requested batch. every_plan: includes plans that the policy may not read.
+        """
+
+    @abstractmethod
+    def observe(self, task: SynergyTask, step: StepReport) -> None:
+        """Records a mean step of the running job relative to its known time."""
+
+    @abstractmethod
+    def train_on(self, task: SynergyTask, shape: Shape, held: Plan | None, *, requested: bool) -> Plan:
+        """The plan and batch of highest goodput on these GPUs."""
+
+    @abstractmethod
+    def _larger_batches(self, task: SynergyTask) -> list[int]:
+        """The global batches that a job may use if it does not keep its batch."""
+
+    def _fewest_nodes(self, task: SynergyTask, gpu_type: str, gpus: int) -> int:
+        """The fewest nodes on which step times of this many GPUs are known; 1 if they do not depend on the nodes."""
+        return 1
+
+    def batches(self, task: SynergyTask, *, requested: bool = False) -> list[int]:
+        """Allowed global batches; only the requested batch until the job's gradient statistics are known."""
+        if requested or task.keeps_batch or task.believed_statistics is None:
+            return [task.spec.requested_batch]
+        return self._larger_batches(task)
+
+    def goodputs(
+        self, tasks: Sequence[SynergyTask], rows: Configurations, known: dict[Belief, Floats], *, requested: bool
+    ) -> Floats:
+        result = np.zeros((2, len(tasks), len(rows)))
+        for job, task in enumerate(tasks):
+            statistics, spec = task.believed_statistics or (0.0, 0.0), task.spec
+            key = (task.pool.serial, task.pool.version, -1, statistics, spec.max_batch, spec.requested_batch)
+            if key not in known:
+                known[key] = self.goodput(task, rows, requested=requested)
+            result[0, job] = known[key]
+        return result
+
+    def goodput(self, task: SynergyTask, rows: Configurations, *, requested: bool) -> Floats:
+        """(rows,): initial-batch iterations per second at the best batch; 0 where no plan fits."""
+        result = np.zeros(len(rows))
+        for index, gpu_type in enumerate(self.gpu_types):
+            on_type = np.flatnonzero(rows.gpu_type == index)
+            shapes = list(zip(rows.nodes[on_type].tolist(), rows.gpus[on_type].tolist(), strict=True))
+            ways_by_shape = self.ways(task, gpu_type, shapes, requested=requested)
+            best = [max((way.goodput for way in ways), default=0.0) for ways in ways_by_shape]
+            result[on_type] = best
+        return result
+
+    def requested_rate(self, task: SynergyTask, gpu_type: str) -> float:
+        """Iterations per second with the requested GPUs and batch; 0 if no plan fits.
+
+        If no plan that the policy may read fits, any other plan counts, because the job's user knows that plan's speed.
+        """
+        gpus = task.spec.requested_gpus
+        shapes = [(self._fewest_nodes(task, gpu_type, gpus), gpus)]
+        (ways,) = self.ways(task, gpu_type, shapes, requested=True)
+        if not ways:
+            (ways,) = self.ways(task, gpu_type, shapes, requested=True, every_plan=True)
+        return 1.0 / ways[0].step_s if ways else 0.0
+
+
+def _gain(task: SynergyTask, batch: int) -> float:
+    """Progress of one iteration at that batch, in iterations at the initial batch."""
+    return gain(batch / task.spec.initial_batch, *(task.believed_statistics or (1.0, 0.0)))
+
+
+class PlannedSpeeds(PlanSpeeds):
+    """The planner's step times on a cluster's GPU types, for GPUs packed on its largest nodes. Results are cached. If a
+    job's spec has a `plan_exchange`, its compressor is chosen together with its batch and its plan.
 
     plans: whether the policy may read the full tables; else it knows one plan per job: replicas of the smallest plan
     that fits. errors: the planner's true errors, for policies that know them (`tables.planned_tables`).
@@ -77,202 +168,108 @@ class PlannedSpeeds:
         replicas_only = not (self._plans or every_plan)
         return exchange.plans(architecture, nodes, gpus, batch, data_parallel_only=replicas_only)
 
-
-@dataclass
-class ProfiledSpeeds:
-    """Measured step times on one cluster's GPU types. plans: whether the policy may read every plan. If not, it reads
-    only replicas of the smallest plan.
-    """
-
-    profile: TestbedProfile
-    gpu_types: tuple[str, ...]
-    plans: bool
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class TaskWithPlans(SynergyTask, ABC):
-    """Beliefs about a job with parallel plans: the step times known before it ran, multiplied by a ratio of observed to
-    known times. speeds: the known step times that the policy may read.
-    """
-
-    speeds: Any
-
-    @abstractmethod
-    def _ways(
-        self, gpu_type: str, shapes: Sequence[tuple[int, int]], *, requested: bool, every_plan: bool = False
-    ) -> list[list[Way]]:
-        """For each (nodes, GPUs), the best plan at each allowed batch for which a plan fits.
-
-        requested: allows only the requested batch. every_plan: includes plans that the policy may not read.
-        """
-
-    def _fewest_nodes(self, gpu_type: str, gpus: int) -> int:
-        """The fewest nodes on which step times of this many GPUs are known; 1 if they do not depend on the nodes."""
-        return 1
-
-    @property
-    def exchange(self) -> None:
-        """None, because a job with plans has a `plan_exchange` instead."""
-        return None
-
-    def batches(self, *, requested: bool = False) -> list[int]:
-        """Allowed global batches; only the requested batch until the job's gradient statistics are known."""
-        if requested or self.keeps_batch or self.believed_statistics is None:
-            return [self.spec.requested_batch]
-        return self._larger_batches()
-
-    def _larger_batches(self) -> list[int]:
+    def _larger_batches(self, task: SynergyTask) -> list[int]:
         """The requested batch, and its doublings up to the largest batch."""
-        first, factor = self.spec.requested_batch, self.spec.max_batch // self.spec.requested_batch
+        first, factor = task.spec.requested_batch, task.spec.max_batch // task.spec.requested_batch
         return [first << doublings for doublings in range(max(1, factor).bit_length())]
 
-    def gain(self, batch: int) -> float:
-        """Progress of one iteration at that batch, in iterations at the initial batch."""
-        return gain(batch / self.spec.initial_batch, *(self.believed_statistics or (1.0, 0.0)))
-
-    @classmethod
-    def goodputs(
-        cls,
-        tasks: Sequence[Self],
-        rows: Configurations,
-        gpu_types: Sequence[str],
-        known: dict[Belief, Floats],
+    def ways(
+        self,
+        task: SynergyTask,
+        gpu_type: str,
+        shapes: Sequence[tuple[int, int]],
         *,
         requested: bool,
-    ) -> Floats:
-        result = np.zeros((2, len(tasks), len(rows)))
-        for job, task in enumerate(tasks):
-            statistics, spec = task.believed_statistics or (0.0, 0.0), task.spec
-            key = (task.pool.serial, task.pool.version, -1, statistics, spec.max_batch, spec.requested_batch)
-            if key not in known:
-                known[key] = task.goodput(rows, requested=requested)
-            result[0, job] = known[key]
-        return result
-
-    def goodput(self, rows: Configurations, *, requested: bool) -> Floats:
-        """(rows,): initial-batch iterations per second at the best batch; 0 where no plan fits."""
-        result = np.zeros(len(rows))
-        for index, gpu_type in enumerate(self.speeds.gpu_types):
-            on_type = np.flatnonzero(rows.gpu_type == index)
-            shapes = list(zip(rows.nodes[on_type].tolist(), rows.gpus[on_type].tolist(), strict=True))
-            ways_by_shape = self._ways(gpu_type, shapes, requested=requested)
-            best = [max((way.goodput for way in ways), default=0.0) for ways in ways_by_shape]
-            result[on_type] = best
-        return result
-
-    def requested_rate(self, gpu_type: str) -> float:
-        """Iterations per second with the requested GPUs and batch; 0 if no plan fits.
-
-        If no plan that the policy may read fits, any other plan counts, because the job's user knows that plan's speed.
-        """
-        gpus = self.spec.requested_gpus
-        shapes = [(self._fewest_nodes(gpu_type, gpus), gpus)]
-        (ways,) = self._ways(gpu_type, shapes, requested=True)
-        if not ways:
-            (ways,) = self._ways(gpu_type, shapes, requested=True, every_plan=True)
-        return 1.0 / ways[0].step_s if ways else 0.0
-
-
-class PlannedTask(TaskWithPlans):
-    """Beliefs about a job whose step times the planner predicts. If its spec has a `plan_exchange`, its compressor is
-    chosen together with its batch and its plan.
-    """
-
-    __slots__ = ()
-
-    speeds: PlannedSpeeds
-
-    @property
-    def keeps_batch(self) -> bool:
-        exchange = self.spec.plan_exchange
-        return self.spec.fixed_batch or (exchange is not None and exchange.keeps_batch)
-
-    def _ways(
-        self, gpu_type: str, shapes: Sequence[tuple[int, int]], *, requested: bool, every_plan: bool = False
+        every_plan: bool = False,
     ) -> list[list[Way]]:
-        name, first, exchange = self.spec.architecture, self.spec.initial_batch, self.spec.plan_exchange
+        name, first, exchange = task.spec.architecture, task.spec.initial_batch, task.spec.plan_exchange
         ways_by_shape: list[list[Way]] = [[] for _ in shapes]
-        phi = float(noise_scale(*(self.believed_statistics or (1.0, 0.0)), first))
-        failed = set() if every_plan else self.pool.too_large
-        offered = [(gpu_type, gpus, self.spec.requested_batch) not in failed for _, gpus in shapes]
-        for batch in self.batches(requested=requested):
+        phi = float(noise_scale(*(task.believed_statistics or (1.0, 0.0)), first))
+        failed = set() if every_plan else task.pool.too_large
+        offered = [(gpu_type, gpus, task.spec.requested_batch) not in failed for _, gpus in shapes]
+        for batch in self.batches(task, requested=requested):
             if exchange is None:
                 counts = [gpus for _, gpus in shapes]
-                fastest = self.speeds.fastest(name, batch, gpu_type, counts, every_plan=every_plan)
-                gain = self.gain(batch)
+                fastest = self.fastest(name, batch, gpu_type, counts, every_plan=every_plan)
+                gain = _gain(task, batch)
                 for ways, (nodes, gpus), is_offered in zip(ways_by_shape, shapes, offered, strict=True):
                     planned_s, plan = fastest[gpus]
                     if planned_s < inf and is_offered:
-                        step_s = planned_s * self.pool.ratio_at(gpu_type, (nodes, gpus, batch))
+                        step_s = planned_s * task.pool.ratio_at(gpu_type, (nodes, gpus, batch))
                         ways.append(Way(gain / step_s, step_s, plan))
                 continue
             for ways, (nodes, gpus), is_offered in zip(ways_by_shape, shapes, offered, strict=True):
-                plans = self.speeds.compressed(exchange, name, batch, gpu_type, gpus, every_plan=every_plan)
+                plans = self.compressed(exchange, name, batch, gpu_type, gpus, every_plan=every_plan)
                 if plans is not None and is_offered:
                     best, samples_per_s = exchange.best(plans, phi, first)
-                    ratio = self.pool.ratio_at(gpu_type, (nodes, gpus, batch))
+                    ratio = task.pool.ratio_at(gpu_type, (nodes, gpus, batch))
                     step_s = float(plans.step_s[best]) * ratio
                     ways.append(Way(samples_per_s / first / ratio, step_s, plans.plans[best]))
         return ways_by_shape
 
-    def train_on(self, shape: Shape, held: Plan | None = None, *, requested: bool = False) -> Plan:
+    def train_on(self, task: SynergyTask, shape: Shape, held: Plan | None, *, requested: bool) -> Plan:
         gpu_type, nodes, gpus = shape
-        (ways,) = self._ways(gpu_type, [(nodes, gpus)], requested=requested, every_plan=True)
+        (ways,) = self.ways(task, gpu_type, [(nodes, gpus)], requested=requested, every_plan=True)
         if not ways:
             raise InputError(
-                f"{self.spec.architecture} received {gpus} GPUs of type {gpu_type}, but no plan fits on them."
+                f"{task.spec.architecture} received {gpus} GPUs of type {gpu_type}, but no plan fits on them."
             )
         return max(ways, key=lambda way: way.goodput).plan
 
-    def observe(self, step: StepReport) -> None:
+    def observe(self, task: SynergyTask, step: StepReport) -> None:
         """Records a mean step of the running job relative to its believed time. step_s: inf if it ran out of memory."""
         if step.step_s == inf:
-            self.pool.add_too_large(step.shape, self.spec.requested_batch)
+            task.pool.add_too_large(step.shape, task.spec.requested_batch)
             return
-        (gpu_type, nodes, gpus), plan, exchange = step.shape, step.plan, self.spec.plan_exchange
-        name, batch = self.spec.architecture, plan.global_batch
+        (gpu_type, nodes, gpus), plan, exchange = step.shape, step.plan, task.spec.plan_exchange
+        name, batch = task.spec.architecture, plan.global_batch
         if exchange is None:
-            believed_s, _ = self.speeds.fastest(name, batch, gpu_type, [gpus])[gpus]
+            believed_s, _ = self.fastest(name, batch, gpu_type, [gpus])[gpus]
         else:
-            plans = self.speeds.compressed(exchange, name, batch, gpu_type, gpus, every_plan=False)
+            plans = self.compressed(exchange, name, batch, gpu_type, gpus, every_plan=False)
             if plans is None:
                 return
             index = next((at for at, each in enumerate(plans.plans) if each.compressor == plan.compressor), 0)
             believed_s = float(plans.step_s[index])
         if believed_s < inf:
-            self.pool.add_ratio(gpu_type, (nodes, gpus, batch), step.step_s / believed_s, later=self.shared)
+            task.pool.add_ratio(gpu_type, (nodes, gpus, batch), step.step_s / believed_s, later=task.shared)
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class ProfiledTask(TaskWithPlans):
-    """Beliefs about a profiled job: measured step times × the mean ratio of observed to measured times.
+@dataclass(eq=False)
+class ProfiledSpeeds(PlanSpeeds):
+    """Measured step times on one cluster's GPU types."""
 
-    explores: whether a running job may restart with degrees that were only predicted. Any job may start with them.
-    """
-
-    speeds: ProfiledSpeeds
-    explores: bool = field(default=True, init=False)
-
+    profile: TestbedProfile
+    """The measured plans of every profiled model."""
+    gpu_types: tuple[str, ...]
+    """The cluster's GPU types."""
+    plans: bool
+    """Whether the policy may read every plan. If not, it reads only replicas of the smallest plan."""
     scheduled: ClassVar[bool] = True
 
-    @property
-    def model(self) -> ProfiledModel:
+    def model(self, task: SynergyTask) -> ProfiledModel:
         """The present profile of the job's model; profiles may grow while jobs train."""
-        return self.speeds.profile[self.spec.architecture]
+        return self.profile[task.spec.architecture]
 
-    def _larger_batches(self) -> list[int]:
+    def _larger_batches(self, task: SynergyTask) -> list[int]:
         """Measured global batches from the initial batch to the largest."""
-        return [batch for batch in self.model.batches if self.spec.initial_batch <= batch <= self.spec.max_batch]
+        return [batch for batch in self.model(task).batches if task.spec.initial_batch <= batch <= task.spec.max_batch]
 
-    def _fewest_nodes(self, gpu_type: str, gpus: int) -> int:
-        return self.model.nodes_like(gpu_type, 1, gpus)
+    def _fewest_nodes(self, task: SynergyTask, gpu_type: str, gpus: int) -> int:
+        return self.model(task).nodes_like(gpu_type, 1, gpus)
 
-    def _ways(
-        self, gpu_type: str, shapes: Sequence[tuple[int, int]], *, requested: bool, every_plan: bool = False
+    def ways(
+        self,
+        task: SynergyTask,
+        gpu_type: str,
+        shapes: Sequence[tuple[int, int]],
+        *,
+        requested: bool,
+        every_plan: bool = False,
     ) -> list[list[Way]]:
-        model, replicas_only = self.model, not (self.speeds.plans or every_plan)
-        gains = [(batch, self.gain(batch)) for batch in self.batches(requested=requested)]
-        ratio = self.pool.ratio(gpu_type)
+        model, replicas_only = self.model(task), not (self.plans or every_plan)
+        gains = [(batch, _gain(task, batch)) for batch in self.batches(task, requested=requested)]
+        ratio = task.pool.ratio(gpu_type)
         return [
             [
                 Way(gain / (row.step_s * ratio), row.step_s * ratio, row.plan)
@@ -282,16 +279,16 @@ class ProfiledTask(TaskWithPlans):
             for nodes, gpus in shapes
         ]
 
-    def train_on(self, shape: Shape, held: Plan | None = None, *, requested: bool = False) -> Plan:
+    def train_on(self, task: SynergyTask, shape: Shape, held: Plan | None, *, requested: bool) -> Plan:
         """The plan and batch of highest goodput on these GPUs.
 
         held: the present plan. Its degrees stay unless others save more time than a restart costs, within `HORIZON_S`
         or the remaining work. requested: use the requested batch. Raises InputError if nothing was measured there.
         """
-        model, (gpu_type, _, gpus) = self.model, shape
+        model, (gpu_type, _, gpus) = self.model(task), shape
         nodes = model.nodes_like(*shape)
-        batches = self.batches(requested=requested)
-        best = self._fastest([model.best(gpu_type, nodes, gpus, batch) for batch in batches])
+        batches = self.batches(task, requested=requested)
+        best = self._fastest(task, [model.best(gpu_type, nodes, gpus, batch) for batch in batches])
         if best is None:
             raise InputError(
                 f"{model.name} received {gpus} × {gpu_type} on {nodes} node(s), where it was not profiled with batches "
@@ -300,30 +297,30 @@ class ProfiledTask(TaskWithPlans):
         if held is None or degrees_of(held) == degrees_of(best.plan):
             return best.plan
         degrees = degrees_of(held)
-        same = self._fastest([model.with_degrees(gpu_type, nodes, batch, degrees) for batch in batches])
+        same = self._fastest(task, [model.with_degrees(gpu_type, nodes, batch, degrees) for batch in batches])
         if same is None:
             return best.plan
-        if best.predicted and not self.explores:
-            best = self._fastest([model.tried.best(gpu_type, nodes, gpus, batch) for batch in batches])
+        if best.predicted and not task.explores:
+            best = self._fastest(task, [model.tried.best(gpu_type, nodes, gpus, batch) for batch in batches])
             if best is None:
                 return same.plan
-        rate, best_rate = self._rate(same), self._rate(best)
-        remaining = self.declared_remaining()
+        rate, best_rate = self._rate(task, same), self._rate(task, best)
+        remaining = task.declared_remaining()
         horizon_s = HORIZON_S if np.isnan(remaining) else min(HORIZON_S, remaining / rate)
-        return best.plan if horizon_s * (1.0 - rate / best_rate) > self.spec.restart_s else same.plan
+        return best.plan if horizon_s * (1.0 - rate / best_rate) > task.spec.restart_s else same.plan
 
-    def observe(self, step: StepReport) -> None:
+    def observe(self, task: SynergyTask, step: StepReport) -> None:
         """Records a mean step of the running job as a ratio to its plan's measured time."""
         (gpu_type, nodes, gpus), plan = step.shape, step.plan
-        row = self.model.with_degrees(gpu_type, nodes, plan.global_batch, degrees_of(plan))
+        row = self.model(task).with_degrees(gpu_type, nodes, plan.global_batch, degrees_of(plan))
         if row is not None and not row.predicted:
             point = (nodes, gpus, plan.global_batch)
-            self.pool.add_ratio(gpu_type, point, step.step_s / row.step_s, later=self.shared)
+            task.pool.add_ratio(gpu_type, point, step.step_s / row.step_s, later=task.shared)
 
-    def _fastest(self, rows: list[ProfiledRow | None]) -> ProfiledRow | None:
+    def _fastest(self, task: SynergyTask, rows: list[ProfiledRow | None]) -> ProfiledRow | None:
         """The row of highest goodput; in a tie, the first, which has the smallest batch."""
-        return max((row for row in rows if row is not None), key=self._rate, default=None)
+        return max((row for row in rows if row is not None), key=partial(self._rate, task), default=None)
 
-    def _rate(self, row: ProfiledRow) -> float:
+    def _rate(self, task: SynergyTask, row: ProfiledRow) -> float:
         """Initial-batch iterations per second of a row's plan, corrected by observations."""
-        return self.gain(row.plan.global_batch) / (row.step_s * self.pool.ratio(row.gpu_type))
+        return _gain(task, row.plan.global_batch) / (row.step_s * task.pool.ratio(row.gpu_type))

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, Self, TypeVar
 if TYPE_CHECKING:
     from synergy_core.performance.planner.plan import Plan
     from synergy_core.scheduling.jobs.cluster import Share
-    from synergy_core.scheduling.jobs.fitted import SynergyTask
     from synergy_core.scheduling.jobs.spec import JobSpec
+    from synergy_core.scheduling.jobs.task import SynergyTask
 
 NEVER = float("inf")
 NONE = float("nan")
@@ -134,7 +134,7 @@ class Job:
     share: Share | None = field(default=None, init=False)
     """CPUs and memory per held GPU; None if the scheduler shares out neither."""
     plan: Plan | None = field(default=None, init=False)
-    """The present plan if the scheduler chooses it (`SynergyTask.scheduled`), else None."""
+    """The present plan if the scheduler chooses it (`SpeedModel.scheduled`), else None."""
     task: SynergyTask | None = field(default=None, init=False)
     """The beliefs about the job; None if the policy reads none, or for a job that only has a run time."""
     predicted_duration_s: float = field(default=NONE, init=False)

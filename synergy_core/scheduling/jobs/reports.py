@@ -322,6 +322,11 @@ class Observations:
         total = self._log_ratios.get(gpu_type, 0.0)
         return math.exp(total / (len(ratios) + (RATIO_OWN / RATIO_SHARED) ** 2))
 
+    def forget_choices(self) -> None:
+        """Drops cached choices, and with `version` everything else that was computed from earlier beliefs."""
+        self.version += 1
+        self.choices.clear()
+
     def take_stale(self) -> list[tuple[str, Table]]:
         """Returns each GPU type whose model is outdated, with the observations to fit, and marks these as fitted."""
         tables = []
@@ -349,5 +354,4 @@ def refresh_models(pools: Iterable[Observations], known: dict[bytes, Theta]) -> 
         known.update(zip(missing, fits.theta, strict=True))
     for pool, gpu_type, table in outdated:
         pool.models.update(dict.fromkeys(pool.one_type or (gpu_type,), known[table.tobytes()]))
-        pool.version += 1
-        pool.choices.clear()
+        pool.forget_choices()

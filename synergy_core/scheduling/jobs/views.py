@@ -14,9 +14,9 @@ from synergy_core.errors import InputError, unknown
 from synergy_core.performance.goodput.pipeline import InputPipeline
 from synergy_core.scheduling.jobs.beliefs import BatchLimit, Beliefs
 from synergy_core.scheduling.jobs.cluster import Cluster, NodeType, Share
-from synergy_core.scheduling.jobs.fitted import SynergyTask
 from synergy_core.scheduling.jobs.record import NEVER, Placed
 from synergy_core.scheduling.jobs.spec import Configurations, powers_and_whole_nodes
+from synergy_core.scheduling.jobs.task import SynergyTask
 from synergy_core.units import Bools, Floats, Ints
 
 Result = TypeVar("Result")
