@@ -98,14 +98,15 @@ def test_tensor_parallelism_divides_matrices_with_heads_or_widths(name, tensor):
 def test_without_a_split_sequence_some_traffic_is_repeated(name):
     one, many = worked(name, Plan(micro_batch=2)), worked(name, Plan(micro_batch=2, tensor=4))
     assert total(many, "replicated_bytes") == pytest.approx(total(one, "replicated_bytes"))
-    assert total(many, "saved_bytes") < total(one, "saved_bytes")
+    saved = [total(each, lambda block: np.asarray(block.saved.whole_bytes)) for each in (many, one)]
+    assert saved[0] < saved[1]
 
 
 @pytest.mark.parametrize("name", [*TRANSFORMERS, *MIXTURES, "arena-wresnet-1b"])
 @pytest.mark.parametrize("software", [FLASH, UNFUSED])
 def test_less_is_kept_the_more_is_computed_again(name, software):
     for block, _ in blocks(worked(name, Plan(micro_batch=2), software)):
-        none, selective, _, modules, full = (np.asarray(block.kept_bytes(each)) for each in RISING)
+        none, selective, _, modules, full = (np.asarray(block.saved.under(each)) for each in RISING)
         assert np.all(none >= selective)
         assert np.all(selective >= modules)
         assert np.all(modules >= full)
@@ -175,7 +176,7 @@ def test_more_ranks_are_less_even_unless_rows_are_capped():
 def test_rows_that_are_sent_to_experts():
     a = card_named("qwen3-30b-a3b").architecture
     block = worked("qwen3-30b-a3b", Plan(data=8, expert=8)).layers[0].block
-    assert np.asarray(block.expert_bytes).item() == 2.0 * a.seq_len * 8 * a.hidden
+    assert np.asarray(block.all_to_all.sent_bytes).item() == 2.0 * a.seq_len * 8 * a.hidden
     up = block.gemms[3]
     assert np.asarray(up.count).item() == 16
     assert np.asarray(up.m).item() == pytest.approx(a.seq_len * 8 * 8 / 128, rel=0.02)  # and what the busiest has more

@@ -33,7 +33,7 @@ def layer(plan: Plan, software: Software = UNFUSED) -> Block:
 def test_recomputed_modules_keep_of_an_mlp_its_input_and_of_latent_attention_no_heads_but_the_output() -> None:
     plans = plans_of([Plan(micro_batch=B)])
     attention = transformer.attention_part(GPT, plans, STACK)["saved_bytes"]
-    kept = layer(Plan(micro_batch=B), STACK).kept_bytes(MODULES)
+    kept = layer(Plan(micro_batch=B), STACK).saved.under(MODULES)
     np.testing.assert_allclose(kept, attention + S * B * H * 3.0)  # with a mask of dropout
     latent = architecture_named("deepseek-v3")[1]
     part = mixture.latent_attention_part(latent, plans, replace(STACK, dropout=False))
@@ -113,10 +113,10 @@ def test_korthikanti_saved_bytes(tensor: int) -> None:
     unit, scores = S * B * H, 5.0 * A * S / H / tensor
     plain = layer(Plan(tensor=tensor, micro_batch=B))
     split = layer(Plan(tensor=tensor, micro_batch=B, sequence=True))
-    assert plain.saved_bytes == pytest.approx(unit * (10 + 24 / tensor + scores))
-    assert plain.selective_bytes == pytest.approx(unit * (10 + 24 / tensor))
-    assert split.saved_bytes == pytest.approx(unit * (34 / tensor + scores))
-    assert plain.input_bytes == pytest.approx(2 * unit)
+    assert plain.saved.whole_bytes == pytest.approx(unit * (10 + 24 / tensor + scores))
+    assert plain.saved.selective_bytes == pytest.approx(unit * (10 + 24 / tensor))
+    assert split.saved.whole_bytes == pytest.approx(unit * (34 / tensor + scores))
+    assert plain.saved.full_bytes == pytest.approx(2 * unit)
 
 
 def test_scores_in_four_bytes_are_kept_in_four_bytes() -> None:
@@ -126,13 +126,13 @@ def test_scores_in_four_bytes_are_kept_in_four_bytes() -> None:
         software = replace(UNFUSED, precision=precision)
         saved, core = (layer(Plan(micro_batch=B), replace(software, flash=flash)) for flash in (False, True))
         statistics = 4.0 * B * S * A
-        np.testing.assert_allclose(saved.saved_bytes - core.saved_bytes + statistics, each * scores)
+        np.testing.assert_allclose(saved.saved.whole_bytes - core.saved.whole_bytes + statistics, each * scores)
 
 
 def test_products_in_eight_bits_keep_their_inputs_in_eight_bits() -> None:
     """Norms' outputs and the activation, while attention keeps its own output beside the cast one."""
     plan = Plan(micro_batch=B)
-    half, eight = (layer(plan, replace(STACK, precision=each)).saved_bytes for each in ("bf16", "fp8"))
+    half, eight = (layer(plan, replace(STACK, precision=each)).saved.whole_bytes for each in ("bf16", "fp8"))
     np.testing.assert_allclose(half - eight, B * S * (2.0 * H + 8192 - H))
 
 
@@ -149,7 +149,8 @@ def test_eager_autograd_keeps_more_of_a_gated_layer() -> None:
     plans = plans_of([Plan(micro_batch=B)])
     fused = replace(STACK, dropout=False)
     lean, eager = (
-        transformer.work(model, plans, each).layers[0].block.saved_bytes for each in (fused, replace(fused, eager=True))
+        transformer.work(model, plans, each).layers[0].block.saved.whole_bytes
+        for each in (fused, replace(fused, eager=True))
     )
     np.testing.assert_allclose(eager - lean, S * B * H * (4.0 + 2.0 + 4.0))
 
@@ -158,9 +159,11 @@ def kept(plan: Plan) -> float:
     """Layers' worth of saved activations on the first stage."""
     block = layer(plan, STACK)
     work = transformer.work(GPT, plans_of([plan]), STACK)
-    flat = replace(work, before=Block("none"), layers=(Layers(replace(block, live_bytes=block.saved_bytes), 24.0),))
+    flat = replace(
+        work, before=Block("none"), layers=(Layers(replace(block, live_bytes=block.saved.whole_bytes), 24.0),)
+    )
     got = memory(flat, plans_of([plan]), STACK, stage="first")
-    return float(got.activations[0] / np.asarray(block.saved_bytes).item())
+    return float(got.activations[0] / np.asarray(block.saved.whole_bytes).item())
 
 
 @pytest.mark.parametrize(("stages", "chunks"), [(4, 1), (4, 2), (4, 3), (8, 3), (2, 6)])
@@ -181,7 +184,7 @@ def test_full_recomputation_keeps_inputs_and_one_live_layer() -> None:
     mask = B * S * H  # Of the embedding's dropout.
     stacked = 24 * 2 * B * S * H + mask
     np.testing.assert_allclose(
-        held.activations + held.logits, stacked + np.maximum(block.live_bytes - block.input_bytes, held.logits)
+        held.activations + held.logits, stacked + np.maximum(block.live_bytes - block.saved.full_bytes, held.logits)
     )
 
 

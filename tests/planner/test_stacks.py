@@ -104,7 +104,7 @@ def test_a_compiled_layer_keeps_no_norms_and_no_activated_products():
     plans = plans_of([Plan(micro_batch=2)])
     stack = Software("test", eager=True)
     plain, compiled = (
-        transformer.work(GPT, plans, replace(stack, compiled=each)).layers[0].block.saved_bytes
+        transformer.work(GPT, plans, replace(stack, compiled=each)).layers[0].block.saved.whole_bytes
         for each in (False, True)
     )
     tokens = 2 * S
@@ -116,7 +116,7 @@ def test_a_compiled_layer_keeps_what_tensor_parallel_ranks_gathered():
     """partitioners.py: operators that are no pointwise ones, such as collectives, are not computed again."""
     stack = replace(software_named("torchtitan"), eager=True)
     one, two = (
-        transformer.work(GPT, plans_of([Plan(tensor=each, sequence=each > 1)]), stack).layers[0].block.saved_bytes
+        transformer.work(GPT, plans_of([Plan(tensor=each, sequence=each > 1)]), stack).layers[0].block.saved.whole_bytes
         for each in (1, 2)
     )
     split = 2 * H * 2 + 2 * (3 * H + H) + 2 * FFN + 4 * HEADS  # residuals, products' outputs, attention's statistics
@@ -130,7 +130,7 @@ def test_recomputed_operators_of_experts_keep_nothing_but_what_attention_keeps()
     stack, plans = software_named("torchtitan"), plans_of([Plan(micro_batch=2, recompute=Recompute.OPERATORS)])
     block = mixture.work(a, plans, stack).layers[0].block
     attention = transformer.attention_part(a, plans, stack)["operator_bytes"]
-    np.testing.assert_allclose(block.kept_bytes(Recompute.OPERATORS), attention)
+    np.testing.assert_allclose(block.saved.under(Recompute.OPERATORS), attention)
 
 
 def test_recomputed_operators_of_latent_attention_keep_half_of_the_products_and_the_output():

@@ -197,7 +197,7 @@ def test_states_on_drives_are_read_and_written_with_their_gradients():
 
 def test_offloaded_activations_leave_two_layers_on_the_gpu():
     plans = plans_of([Plan(micro_batch=4)])
-    layer = transformer.work(LLAMA, plans, STACK).layers[0].block.saved_bytes
+    layer = transformer.work(LLAMA, plans, STACK).layers[0].block.saved.whole_bytes
     stay, leave = held(STACK, micro_batch=4), held(tuned(STACK, offload="activations"), micro_batch=4)
     np.testing.assert_allclose(stay.activations - leave.activations, 30 * layer)
     np.testing.assert_allclose(leave.host, 30 * layer)
@@ -287,7 +287,7 @@ def test_only_the_last_layers_are_trained():
     np.testing.assert_allclose(sharded.weights, 2.0 * (PARAMETERS - 2 * layer) / 8)
     four, eight = (held(tuned(STACK, trainable_layers=each, layers=32), micro_batch=8) for each in (4, 8))
     work = transformer.work(LLAMA, plans_of([Plan(micro_batch=8)]), STACK)
-    np.testing.assert_allclose(eight.activations - four.activations, 4 * work.layers[0].block.saved_bytes)
+    np.testing.assert_allclose(eight.activations - four.activations, 4 * work.layers[0].block.saved.whole_bytes)
 
 
 def test_no_backward_pass_runs_through_frozen_first_layers():

@@ -186,7 +186,7 @@ def _of_stage(work: Work, plans: Plans, software: Software, rank: NDArray[np.int
     flight = _in_flight(plans, rank)
     kept, over, largest = (np.zeros(len(plans)) for _ in range(3))
     for block, count in held:
-        one = block.kept(plans, software)
+        one = block.saved.by_plan(plans, software)
         kept = kept + flight * count * one * software.run.trained_fraction
         over = np.maximum(over, np.where(count > 0, block.live_bytes - one, 0.0))
         largest = np.maximum(largest, np.where(count > 0, one, 0.0))

@@ -168,7 +168,7 @@ def _block_s(block: Block, runs: PlannedRuns, *, is_layer: bool) -> Floats:
         quarter = 0.25 * np.asarray(block.context_bytes)
         ring = 4.0 * all_to_all_s(quarter, plans.context, runs.context_within, links)
     context = np.where((plans.context > 1) & is_layer, ring, 0.0)
-    expert = _all_to_all_s(block, runs) * block.expert_count
+    expert = _all_to_all_s(block, runs) * block.all_to_all.count
     collectives = (plans.tensor > 1) * np.asarray(block.tensor_count, float)
 
     # Input gradients are reduced while weight gradients are computed. Under sequence parallelism, half of what a
@@ -230,7 +230,7 @@ def _copied_s(block: Block, runs: PlannedRuns, *, is_layer: bool) -> tuple[Float
         weights_s = own / (min(rate, NVME_BYTES_PER_S) if "nvme" in software.run.offload else rate)
     if "activations" in software.run.offload and is_layer:
         fraction = software.run.offloaded_fraction * software.run.trained_fraction
-        kept_s = fraction * np.asarray(block.kept(runs.plans, software)) / rate
+        kept_s = fraction * np.asarray(block.saved.by_plan(runs.plans, software)) / rate
     return weights_s, kept_s
 
 
@@ -241,12 +241,12 @@ def _all_to_all_s(block: Block, runs: PlannedRuns) -> Floats:
     that may have its experts, on average. These nodes then forward the copies to their GPUs.
     """
     expert, links, within = runs.plans.expert, runs.links, runs.expert_within
-    sent = np.asarray(block.expert_bytes, float)
+    sent = np.asarray(block.all_to_all.sent_bytes, float)
     if not runs.software.communication.sends_once:
         return np.where(expert > 1, all_to_all_s(sent, expert, within, links), 0.0)
     nodes = np.maximum(expert / within, 1.0)
-    copies = np.maximum(np.asarray(block.expert_copies, float), 1.0)
-    reached = np.maximum(nodes * block.expert_reach, 1.0)
+    copies = np.maximum(np.asarray(block.all_to_all.copies, float), 1.0)
+    reached = np.maximum(nodes * block.all_to_all.reach, 1.0)
     once = reached * (1.0 - (1.0 - 1.0 / reached) ** copies) / copies
     between = all_to_all_s(sent * np.minimum(once, 1.0), expert, within, links)
     inside = all_to_all_s(sent, within, within, links)

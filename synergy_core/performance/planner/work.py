@@ -6,6 +6,7 @@ All figures are arrays (plans,), or numbers that hold for all plans. A model fam
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -69,6 +70,53 @@ class Attention:
 
 
 @dataclass(frozen=True, slots=True)
+class SavedActivations:
+    """Bytes of a block that are kept for the backward pass, by recomputation mode."""
+
+    whole_bytes: Amount = 0.0
+    """Without recomputation."""
+    selective_bytes: Amount | None = None
+    """With selective recomputation; None: whole_bytes."""
+    operator_bytes: Amount | None = None
+    """With recomputation by operator; None: as with selective."""
+    module_bytes: Amount | None = None
+    """With recomputation by module; None: as with selective."""
+    full_bytes: Amount | None = None
+    """With full recomputation; None: whole_bytes."""
+
+    def under(self, recompute: Recompute) -> Amount:
+        """Bytes kept under that recomputation mode."""
+        selective = self.whole_bytes if self.selective_bytes is None else self.selective_bytes
+        return {
+            Recompute.NONE: self.whole_bytes,
+            Recompute.SELECTIVE: selective,
+            Recompute.FULL: self.whole_bytes if self.full_bytes is None else self.full_bytes,
+            Recompute.OPERATORS: selective if self.operator_bytes is None else self.operator_bytes,
+            Recompute.MODULES: selective if self.module_bytes is None else self.module_bytes,
+        }[recompute]
+
+    def by_plan(self, plans: Plans, software: Software) -> Amount:
+        """Bytes kept under each plan, (plans,); layers that do not recompute keep everything."""
+        sizes = [np.broadcast_to(np.asarray(self.under(each), float), (len(plans),)) for each in Recompute]
+        one: Floats = np.choose(plans.recompute, sizes)
+        return one + (1.0 - software.run.recomputed_fraction) * (sizes[Recompute.NONE] - one)
+
+
+@dataclass(frozen=True, slots=True)
+class AllToAll:
+    """The all-to-alls of a block by which tokens reach their experts and return."""
+
+    sent_bytes: Amount = 0.0
+    """Bytes that each GPU sends in one all-to-all."""
+    copies: Amount = 1.0
+    """Copies of each token in one all-to-all."""
+    reach: Amount = 1.0
+    """Largest fraction of the experts' nodes to which one token is sent."""
+    count: Amount = 0.0
+    """Number of all-to-alls."""
+
+
+@dataclass(frozen=True, slots=True)
 class Block:
     """A layer, the embedding, or the logits. All amounts are for one forward pass on one GPU."""
 
@@ -89,14 +137,8 @@ class Block:
     context_bytes: Amount = 0.0
     """Bytes of keys and values sent around the context-parallel ring, or of queries, keys, values and outputs in
     all-to-alls."""
-    expert_bytes: Amount = 0.0
-    """Bytes that each GPU sends in one all-to-all."""
-    expert_copies: Amount = 1.0
-    """Copies of each token in one all-to-all."""
-    expert_reach: Amount = 1.0
-    """Largest fraction of the experts' nodes to which one token is sent."""
-    expert_count: Amount = 0.0
-    """Number of all-to-alls."""
+    all_to_all: AllToAll = AllToAll()
+    """Exchange of tokens with their experts."""
     parameters: Amount = 0.0
     """Parameters before ZeRO shards them, without `expert_parameters`."""
     expert_parameters: Amount = 0.0
@@ -105,20 +147,12 @@ class Block:
     """Rows and columns of embedding tables; parameters in neither tables nor GEMMs are vectors."""
     boundary_bytes: Amount = 0.0
     """Bytes of this GPU's part of the output, which the next block reads."""
-    saved_bytes: Amount = 0.0
-    """Bytes kept for the backward pass without recomputation."""
-    selective_bytes: Amount | None = None
-    """Bytes kept with selective recomputation; None: saved_bytes."""
-    operator_bytes: Amount | None = None
-    """Bytes kept with recomputation by operator; None: as with selective."""
-    module_bytes: Amount | None = None
-    """Bytes kept with recomputation by module; None: as with selective."""
+    saved: SavedActivations = SavedActivations()
+    """What is kept for the backward pass."""
     again_bytes: Amount = 0.0
     """Memory traffic that recomputation by module repeats."""
     again_count: Amount = 0.0
     """All-reduces that recomputation by module repeats."""
-    input_bytes: Amount | None = None
-    """Bytes kept with full recomputation; None: saved_bytes."""
     live_bytes: Amount = 0.0
     """Peak memory of the block in either pass."""
 
@@ -162,22 +196,22 @@ class Block:
             total = total + 2.0 * scores * (each.width + each.value_width)
         return total
 
-    def kept_bytes(self, recompute: Recompute) -> Amount:
-        """Bytes kept for the backward pass under that recomputation mode."""
-        selective = self.saved_bytes if self.selective_bytes is None else self.selective_bytes
-        return {
-            Recompute.NONE: self.saved_bytes,
-            Recompute.SELECTIVE: selective,
-            Recompute.FULL: self.saved_bytes if self.input_bytes is None else self.input_bytes,
-            Recompute.OPERATORS: selective if self.operator_bytes is None else self.operator_bytes,
-            Recompute.MODULES: selective if self.module_bytes is None else self.module_bytes,
-        }[recompute]
 
-    def kept(self, plans: Plans, software: Software) -> Amount:
-        """Bytes kept for the backward pass under each plan, (plans,); layers that do not recompute keep everything."""
-        sizes = [np.broadcast_to(np.asarray(self.kept_bytes(each), float), (len(plans),)) for each in Recompute]
-        one: Floats = np.choose(plans.recompute, sizes)
-        return one + (1.0 - software.run.recomputed_fraction) * (sizes[Recompute.NONE] - one)
+def block_of(name: str, amounts: Mapping[str, Any]) -> Block:
+    """Makes a block from amounts by field. Those of `Block.saved` stand beside the others, by the names in `_SAVED`."""
+    own = {key: value for key, value in amounts.items() if key not in _SAVED}
+    saved = {_SAVED[key]: value for key, value in amounts.items() if key in _SAVED}
+    return Block(name=name, saved=SavedActivations(**saved), **own)
+
+
+_SAVED = {
+    "saved_bytes": "whole_bytes",
+    "selective_bytes": "selective_bytes",
+    "operator_bytes": "operator_bytes",
+    "module_bytes": "module_bytes",
+    "input_bytes": "full_bytes",
+}
+"""The field of `SavedActivations` by the name that parts of a block use."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,17 @@ from synergy_core.performance.planner.families.transformer import (
 )
 from synergy_core.performance.planner.machine import Software
 from synergy_core.performance.planner.plan import Plans
-from synergy_core.performance.planner.work import Amount, Block, Gemm, Layers, Limits, Work, at_least
+from synergy_core.performance.planner.work import (
+    AllToAll,
+    Amount,
+    Block,
+    Gemm,
+    Layers,
+    Limits,
+    Work,
+    at_least,
+    block_of,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +149,8 @@ def work(architecture: Architecture, plans: Plans, software: Software) -> Work:
     """Operators of one micro-batch on one GPU."""
     a = architecture
     attention, ends = attention_of(a, plans, software), boundary(a, plans, software)
-    dense = Block(name="dense layer", **combined(attention, mlp_part(a, plans, software)), **ends)
-    sparse = Block(name="expert layer", **combined(attention, experts_part(a, plans, software)), **ends)
+    dense = block_of("dense layer", combined(attention, mlp_part(a, plans, software)) | ends)
+    sparse = block_of("expert layer", combined(attention, experts_part(a, plans, software)) | ends)
     return Work(
         before=embedding(a, plans, software),
         layers=_in_order(a, dense, sparse),
@@ -256,10 +266,12 @@ def experts_part(a: Architecture, plans: Plans, software: Software) -> Part:
         "kernels": 13.0,
         "tensor_bytes": e * tokens * hidden,
         "tensor_count": 1.0 if a.gshard_group else np.where(t > 1, copies, 0.0),
-        "expert_bytes": e * rows * hidden * apart / split,
-        "expert_copies": copies + 0.0 * rows,
-        "expert_reach": a.groups_per_token / a.expert_groups,
-        "expert_count": 2.0,
+        "all_to_all": AllToAll(
+            sent_bytes=e * rows * hidden * apart / split,
+            copies=copies + 0.0 * rows,
+            reach=a.groups_per_token / a.expert_groups,
+            count=2.0,
+        ),
         "parameters": hidden * experts + 2.0 * hidden,
         "expert_parameters": local * a.expert_parameters() / t,
         "saved_bytes": saved,

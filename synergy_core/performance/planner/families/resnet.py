@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from synergy_core.errors import InputError
 from synergy_core.performance.planner.machine import Software
 from synergy_core.performance.planner.plan import Plans
-from synergy_core.performance.planner.work import Amount, Block, Gemm, Layers, Limits, Work, at_least
+from synergy_core.performance.planner.work import Amount, Block, Gemm, Layers, Limits, SavedActivations, Work, at_least
 
 Number = NDArray[np.int64] | int
 
@@ -144,8 +144,7 @@ def _bottleneck(d: _Bottleneck, plans: Plans, size: float, stage: int, transpose
         tensor_count=1.0 + 0.5 * entered * d.first / (left * d.output),
         parameters=d.parameters(t),
         boundary_bytes=boundary,
-        saved_bytes=saved,
-        input_bytes=size * entered * d.input,
+        saved=SavedActivations(saved, full_bytes=size * entered * d.input),
         live_bytes=saved + 2.0 * boundary + size * inside / t,
     )
 
@@ -166,7 +165,7 @@ def _stem(a: Architecture, plans: Plans, size: float, transposes: float) -> Bloc
         kernels=3.0,
         parameters=_stem_parameters(a),
         boundary_bytes=size * quarter * channels,
-        saved_bytes=saved,
+        saved=SavedActivations(saved),
         live_bytes=saved + size * half * channels,
     )
 
@@ -187,6 +186,6 @@ def _head(a: Architecture, plans: Plans, size: float) -> Block:
         replicated_bytes=size * entered,
         kernels=4.0,
         parameters=_head_parameters(a),
-        saved_bytes=saved,
+        saved=SavedActivations(saved),
         live_bytes=saved + size * entered,
     )

@@ -23,8 +23,10 @@ from synergy_core.performance.planner.work import (
     Gemm,
     Layers,
     Limits,
+    SavedActivations,
     Work,
     at_least,
+    block_of,
     divisors,
 )
 
@@ -125,7 +127,7 @@ def work(architecture: Architecture, plans: Plans, software: Software) -> Work:
     """Operators of one micro-batch on one GPU."""
     a = architecture
     parts = near_sighted(a, attention_part(a, plans, software)), mlp_part(a, plans, software)
-    layer = Block(name="layer", **combined(*parts), **boundary(a, plans, software))
+    layer = block_of("layer", combined(*parts) | boundary(a, plans, software))
     return Work(
         before=embedding(a, plans, software),
         layers=(Layers(layer, np.asarray(a.layers, float)),),
@@ -139,7 +141,7 @@ def _nearest_divisor(number: int, wanted: int) -> int:
 
 
 Part = dict[str, Any]
-"""Fields of a `Block`."""
+"""Amounts of a part of a block, by the names of `block_of`."""
 
 
 def combined(*parts: Part) -> Part:
@@ -317,7 +319,7 @@ def embedding(a: Architecture, plans: Plans, software: Software) -> Block:
         parameters=tokens_table + positions,
         tables=((tokens_table / hidden, hidden), (positions / hidden, hidden)),
         boundary_bytes=e * tokens * hidden / split,
-        saved_bytes=tokens * hidden * mask / split,
+        saved=SavedActivations(tokens * hidden * mask / split),
         live_bytes=2.0 * e * tokens * hidden / split,
     )
 
@@ -340,6 +342,6 @@ def logits(a: Architecture, plans: Plans, software: Software) -> Block:
         tensor_bytes=software.element_bytes * tokens * hidden,
         tensor_count=0.5,
         parameters=np.where(shared, 0.0, table) + 2.0 * hidden,
-        saved_bytes=saved,
+        saved=SavedActivations(saved),
         live_bytes=saved,
     )

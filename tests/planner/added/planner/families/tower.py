@@ -9,7 +9,7 @@ import numpy as np
 from synergy_core.errors import InputError
 from synergy_core.performance.planner.machine import Software
 from synergy_core.performance.planner.plan import Plans
-from synergy_core.performance.planner.work import Amount, Block, Gemm, Layers, Limits, Work
+from synergy_core.performance.planner.work import Amount, Block, Gemm, Layers, Limits, SavedActivations, Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +47,7 @@ def work(a: Architecture, plans: Plans, software: Software) -> Work:
         tensor_count=1.0,
         parameters=a.width * columns,
         boundary_bytes=activation,
-        saved_bytes=activation,
-        selective_bytes=activation,
-        input_bytes=activation,
+        saved=SavedActivations(activation),
         live_bytes=2.0 * activation,
     )
     nothing = Block(name="ends")
