@@ -7,8 +7,8 @@ from composed import composed
 from training_jobs import random_training, run, t4s
 
 from synergy_core.performance.goodput.pipeline import Pipeline
+from synergy_core.performance.goodput.shares import SharedNode, worth_trying
 from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
-from synergy_core.scheduling.jobs.views import _worth_trying
 from synergy_core.scheduling.policies import get_policy
 from synergy_core.units import GB, MB
 from synergy_runs.outputs.metrics import job_table
@@ -58,7 +58,8 @@ def test_with_the_columns_off_nodes_that_name_plenty_of_cpus_change_no_decision(
 
 
 def test_of_shares_as_fast_the_cheapest_is_tried():
-    tried = _worth_trying(Pipeline(cpu_s=0.004, sample_bytes=1e5, data_bytes=140 * GB), NODE, NODE.proportional, 1)
+    node = SharedNode(NODE.gpus_per_node, NODE.cpus, NODE.memory_bytes, NODE.storage_bytes_per_s, *NODE.proportional)
+    tried = worth_trying(Pipeline(cpu_s=0.004, sample_bytes=1e5, data_bytes=140 * GB), node, 1)
     assert (np.diff(tried.sample_s) < 0).all()
     cost = np.maximum(tried.cpus / 3.0, tried.memory_bytes / (62.5 * GB))
     assert (np.diff(cost + 0.1 * (tried.cpus / 3.0 + tried.memory_bytes / (62.5 * GB))) > 0).all()

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cached_property, lru_cache
+from functools import cached_property
 from operator import attrgetter
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from synergy_core.errors import InputError, unknown
-from synergy_core.performance.goodput.pipeline import InputPipeline
+from synergy_core.performance.goodput.shares import SharedNode, ShareLevels, share_levels
 from synergy_core.scheduling.jobs.beliefs import BatchLimit, Beliefs
-from synergy_core.scheduling.jobs.cluster import Cluster, NodeType, Share
+from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
 from synergy_core.scheduling.jobs.record import NEVER, Placed
 from synergy_core.scheduling.jobs.spec import Configurations, powers_and_whole_nodes
 from synergy_core.scheduling.jobs.task import SynergyTask
@@ -380,91 +380,6 @@ class OracleClusterState(ClusterState):
     remaining_s: Floats
 
 
-SPEED_LEVELS = (1.0, 0.85, 0.7, 0.5, 0.3)
-"""Fractions of a job's best speed in a configuration; for each, the cheapest share that reaches it is a "level"."""
-CPU_STEPS = (0.05, 0.1, 0.2, 1 / 3, 0.5, 2 / 3, 5 / 6, 1.0, 7 / 6, 4 / 3, 1.5, 5 / 3, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0)
-MEMORY_STEPS = (0.02, 0.1, 1 / 3, 2 / 3, 1.0, 1.5, 2.0, 3.0, 4.0)
-"""The CPU and memory shares that are tried, as multiples of the proportional share."""
-SUM_WEIGHT = 0.1
-"""Weight of the sum in a share's cost. With CPUs and memory as multiples of the proportional share, the cost is the
-larger of the two plus this weight times their sum."""
-
-
-@dataclass(frozen=True, slots=True)
-class ShareLevels:
-    """L levels of share per job and configuration; all arrays are (jobs, configurations, L).
-
-    cpus, memory_bytes: per GPU. speed: in (0, 1], the fraction of the GPUs' goodput that the share allows.
-    """
-
-    cpus: Floats
-    memory_bytes: Floats
-    speed: Floats
-
-
-def share_levels(
-    cluster: Cluster, tasks: tuple[SynergyTask, ...], rows: Configurations, samples_per_s: Floats
-) -> ShareLevels:
-    """The shares of CPUs and memory with which each job reaches each of `SPEED_LEVELS`, in every configuration.
-
-    samples_per_s: (jobs, configurations), the speed of the GPUs without waiting for input; 0 if unknown. If a job's
-    pipeline or this speed is unknown, each of the job's levels is the proportional share at full speed.
-    """
-    shape = (len(tasks), len(rows), len(SPEED_LEVELS))
-    own = cluster.proportional
-    cpus, memory = (
-        np.broadcast_to(np.array([getattr(own[kind], name) for kind in rows.gpu_type])[:, None], shape).copy()
-        for name in ("cpus", "memory_bytes")
-    )
-    speed = np.ones(shape)
-    largest: dict[str, NodeType] = {}  # by type, the node with most GPUs; in a tie, the one with fewest CPUs and memory
-    for node in sorted(cluster.node_types, key=lambda each: (-each.gpus_per_node, each.cpus, each.memory_bytes)):
-        largest.setdefault(node.gpu_type, node)
-    by_pipeline: dict[InputPipeline, list[int]] = {}
-    for job, task in enumerate(tasks):
-        if (pipeline := task.pipeline) is not None:
-            by_pipeline.setdefault(pipeline, []).append(job)
-    for pipeline, members in by_pipeline.items():
-        jobs = np.array(members)
-        for row, (kind, gpus) in enumerate(zip(rows.gpu_type.tolist(), rows.gpus.tolist(), strict=True)):
-            known = jobs[samples_per_s[jobs, row] > 0]
-            if not len(known):
-                continue
-            worth = _worth_trying(pipeline, largest[cluster.gpu_types[kind]], own[kind], gpus)
-            gpu_s = (gpus / samples_per_s[known, row])[:, None]  # GPU-seconds per sample
-            reached = gpu_s / np.maximum(gpu_s, worth.sample_s)
-            least = np.array(SPEED_LEVELS) * reached[:, -1:] * (1.0 - 1e-9)
-            first = (reached[:, None, :] >= least[:, :, None]).argmax(axis=2)
-            cpus[known, row], memory[known, row] = worth.cpus[first], worth.memory_bytes[first]
-            speed[known, row] = np.take_along_axis(reached, first, axis=1)
-    return ShareLevels(cpus, memory, speed)
-
-
-class _Tried(NamedTuple):
-    """The K shares worth trying in a configuration, (K,) each, by rising cost: each is faster than all cheaper ones."""
-
-    cpus: Floats
-    memory_bytes: Floats
-    sample_s: Floats
-
-
-@lru_cache(maxsize=4_096)
-def _worth_trying(pipeline: InputPipeline, node: NodeType, own: Share, gpus: int) -> _Tried:
-    """The shares, for this many GPUs on nodes like `node`, that are faster than every cheaper share."""
-    most = min(gpus, node.gpus_per_node)
-    fewest = gpus % node.gpus_per_node or most
-    cpu_steps = np.minimum(own.cpus * np.array(CPU_STEPS), node.cpus / most)
-    memory_steps = np.minimum(own.memory_bytes * np.array(MEMORY_STEPS), node.memory_bytes / most)
-    cpus, memory = (pairs.ravel() for pairs in np.meshgrid(cpu_steps, memory_steps))
-    multiples = np.stack((cpus / own.cpus, memory / own.memory_bytes))
-    order = np.argsort(multiples.max(axis=0) + SUM_WEIGHT * multiples.sum(axis=0), kind="stable")
-    cpus, memory = cpus[order], memory[order]
-    storage = node.storage_bytes_per_s / node.gpus_per_node
-    seconds = pipeline.sample_s(cpus, memory, storage_bytes_per_s=storage, node_gpus=min(fewest, most))
-    faster = seconds < np.minimum.accumulate(np.concatenate(([np.inf], seconds[:-1])))
-    return _Tried(cpus[faster], memory[faster], seconds[faster])
-
-
 SCALING_POWER = 0.9
 """Assumed speed of a job without observations: one-GPU rate × GPUs to this power."""
 
@@ -528,7 +443,23 @@ class GoodputState(ClusterState):
         """The effect of shares of CPUs and memory on `goodput`, for clusters that list CPUs and memory."""
         pace = self.beliefs.paces(self.tasks, rows, batch)[1]
         # Before a job's first report, only its short run on one GPU is known.
-        return share_levels(self.cluster, self.tasks, rows, np.where(pace > 0, pace, self._guess(rows)))
+        samples_per_s = np.where(pace > 0, pace, self._guess(rows))
+        nodes = [self._shared_nodes[gpu_type] for gpu_type in rows.gpu_type.tolist()]
+        return share_levels([task.pipeline for task in self.tasks], samples_per_s, nodes, rows.gpus.tolist())
+
+    @cached_property
+    def _shared_nodes(self) -> list[SharedNode]:
+        """By GPU type, the node with most GPUs and, in a tie, fewest CPUs and memory; with the type's least share."""
+        largest: dict[str, NodeType] = {}
+        for node in sorted(
+            self.cluster.node_types, key=lambda each: (-each.gpus_per_node, each.cpus, each.memory_bytes)
+        ):
+            largest.setdefault(node.gpu_type, node)
+        nodes = (largest[gpu_type] for gpu_type in self.cluster.gpu_types)
+        return [
+            SharedNode(node.gpus_per_node, node.cpus, node.memory_bytes, node.storage_bytes_per_s, *own)
+            for node, own in zip(nodes, self.cluster.proportional, strict=True)
+        ]
 
     def guessed(self, rows: Configurations, *, batch: BatchLimit = "max") -> tuple[Floats, Bools]:
         """(jobs, rows): `goodput`, or a guess for jobs without observations; (jobs,): whether the job has a guess.

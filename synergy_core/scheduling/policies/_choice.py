@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from synergy_core.performance.goodput.shares import ShareLevels
 from synergy_core.scheduling.allocator import Method, Problem, Solution, nodes, solve
 from synergy_core.scheduling.allocator.nodes import NodeGroups, NodeProblem, Pieces
 from synergy_core.scheduling.allocator.problem import proven, relative_gap
 from synergy_core.scheduling.jobs.quotas import fewest
 from synergy_core.scheduling.jobs.spec import Configurations
-from synergy_core.scheduling.jobs.views import Allocations, GoodputState, Room, ShareLevels
+from synergy_core.scheduling.jobs.views import Allocations, GoodputState, Room
 from synergy_core.units import Floats, Ints
 
 SHARES_GAP = 0.005
