@@ -92,7 +92,7 @@ def described(folder: Path) -> Filed:
 
 
 def name_of(folder: Path) -> str:
-    """The job's name by `job.json`, of which nothing else is read, because there may be thousands of folders."""
+    """The job's name in `job.json`. Nothing else is read, because there may be thousands of folders."""
     try:
         return str(json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))["submitted_as"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -204,7 +204,7 @@ def freeze(file: JobFile, folder: Path, without: Collection[Path] = ()) -> tuple
 
 
 def _git(folder: Path, *words: str) -> list[str]:
-    """What git prints, by null bytes; nothing where it fails or is not installed."""
+    """The output of git, split at null bytes; empty if git fails or is not installed."""
     try:
         text = subprocess.run(["git", *words], cwd=folder, capture_output=True, check=True, timeout=_GIT_S).stdout
     except (OSError, subprocess.SubprocessError):

@@ -102,7 +102,7 @@ class NodeSlots:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reporting:
-    """What a run measures and reports."""
+    """The measurements and reports that the controller requests of a run."""
 
     report_s: float = 1.0
     """Seconds between reports."""

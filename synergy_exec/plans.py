@@ -1,6 +1,6 @@
 """The plans under which a job's model can be trained: candidates, and how a run reports them.
 
-A run of the job has the model, so it finds them at its start if its launch requests this (`Launch.plans_on`).
+A run of the job has the model, so it finds them at its start if its launch requests this (`Reporting.plans_on`).
 """
 
 from __future__ import annotations

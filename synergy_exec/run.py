@@ -124,7 +124,7 @@ def execute_all(
 
     If the same command was interrupted, it goes on in its folder: finished policies are kept and the unfinished one
     resumes. resumed: the folder of the command to go on with. shown: makes figures and reports of the results. Raises
-    InputError for a folder of which nothing is unfinished.
+    InputError for a folder in which everything is finished.
     """
     from omegaconf import OmegaConf
 

@@ -20,7 +20,7 @@ from synergy_runs.inputs.keys import cast
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meeting:
-    """How agents find the controller.
+    """The address and the token with which agents find the controller.
 
     url: `http://host:port`, with the websocket at `/agents`. token: the bearer token, which no message or log
     shows. folder: the run's folder, on a file system that all nodes share.

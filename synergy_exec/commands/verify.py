@@ -83,7 +83,7 @@ class Replayed:
 
 @dataclass(frozen=True, slots=True)
 class Continuity:
-    """How a job's losses compare with those of one process without interruption."""
+    """Comparison of a job's losses with those of one process without interruption."""
 
     job: str
     model: str
@@ -186,7 +186,7 @@ def _chosen(jobs: list[RecordedJob], wanted: Sequence[str]) -> list[RecordedJob]
 
 
 def plans_of_one_rank(job: RecordedJob, runs: Sequence[RunRow], timings: Sequence[Timing]) -> list[Plan]:
-    """For each step a plan that cuts its batch as all ranks together did, so that sums round as alike as possible.
+    """A plan of one rank for each step. It cuts the batch as all ranks together did, so that sums round alike.
 
     The journal has the plans of each run in order, and steps.csv the batch of each step: a run moves to the next of its
     plans with that batch. If none has it, the batch is not cut.

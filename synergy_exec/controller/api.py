@@ -56,9 +56,7 @@ def metrics(agents: Agents, execution: Execution | None, now_s: float) -> bytes:
             family.labels(each).set(value)
 
     gauge("agents", "Number of connected agents.", len(agents.links))
-    gauge(
-        "agents_expected", "Number of nodes of the backend, each of which should have an agent.", agents.backend.nodes
-    )
+    gauge("agents_expected", "Number of nodes of the backend. Each should have an agent.", agents.backend.nodes)
     total("agent_losses", "Number of times that an agent was lost or did not connect.", agents.losses)
     if execution is None:
         return prometheus.generate_latest(registry)

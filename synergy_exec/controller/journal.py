@@ -39,24 +39,26 @@ ENDED = ("done", "failed", "cancelled")
 
 
 class JobRow(NamedTuple):
-    """The last known state of a job. row: its row in the workload, None if it was submitted over the API.
-
-    losses: runs lost in a row without a step of progress. uuid: also written in its folder and its checkpoints.
-    """
+    """The last known state of a job."""
 
     job: int
     name: str
     file: dict[str, Any]
+    """The job file, as `JobFile.values` returns it."""
     submit_s: float
     row: int | None
+    """Row in the workload; None if the job was submitted over the API."""
     state: State
     reason: str
+    """Why the job failed, or ""."""
     losses: int
+    """Number of runs lost in a row without a step of progress."""
     uuid: str
+    """UUID that is also in the job's folder and in its checkpoints."""
 
 
 class RunRow(NamedTuple):
-    """A run. launched: 1 once its agents were told to launch it. outcome: "" until it has ended."""
+    """A run of a job."""
 
     run: int
     job: int
@@ -64,7 +66,9 @@ class RunRow(NamedTuple):
     placement: Placed
     plan: dict[str, Any]
     launched: int
+    """1 once its agents were told to launch it, before that 0."""
     outcome: str
+    """An `Outcome`; "" until the run has ended."""
     reason: str
 
 
@@ -91,21 +95,19 @@ class Observation(NamedTuple):
 
 
 class Timing(NamedTuple):
-    """An event of a run.
-
-    kind: plan or share (decided or changed), stop (ordered), started (after the first step) or saved. parts: of a plan,
-    micro_batch, accumulation and, with compression, the compressor's name; of a share, cpus and memory_bytes of each
-    slot; of started and saved, the seconds in the fields of `messages.Started` and `messages.Saved`.
-    """
+    """An event of a run."""
 
     run: int
     time_s: float
     kind: str
+    """plan or share (decided or changed), stop (ordered), started (after the first step), or saved."""
     parts: dict[str, Any]
+    """Details: micro_batch, accumulation and, with compression, the compressor's name of a plan; cpus and memory_bytes
+    of each slot of a share; the seconds in the fields of `messages.Started` and `messages.Saved`."""
 
 
 class NoRoomError(InputError):
-    """The disk takes nothing more at present, so that a request cannot be carried out. status: of the HTTP answer."""
+    """The disk is full, so a request cannot be carried out. status: of the HTTP answer."""
 
     status = 503
 
@@ -157,7 +159,7 @@ class Journal:
 
     @contextlib.contextmanager
     def request(self) -> Iterator[None]:
-        """What the block records is on disk when it ends. If the block or the disk fails, it is forgotten."""
+        """Writes what the block records to disk when the block ends; forgets it if the block or the disk fails."""
         behind = self._recorded
         self._recorded = []
         try:
@@ -471,7 +473,7 @@ def restore_if_damaged(work: Path) -> None:
     made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(copy.stat().st_mtime))
     print(
         f"{path}: the journal is damaged ({damage}) and put aside as {NAME}.damaged-{number}; its copy of {made} is "
-        "used. What happened since is forgotten: jobs that ended since go on from their last checkpoints, and what was "
+        "used. Later events are lost: jobs that ended since go on from their last checkpoints, and what was "
         "submitted since must be submitted again.",
         file=sys.stderr,
         flush=True,
@@ -479,7 +481,7 @@ def restore_if_damaged(work: Path) -> None:
 
 
 def _damage(path: Path) -> str:
-    """What SQLite's own check finds; "" if the file is undamaged."""
+    """The damage that SQLite's own check finds; "" if there is none."""
     try:
         with contextlib.closing(sqlite3.connect(path)) as connection:
             tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]

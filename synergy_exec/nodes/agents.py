@@ -160,7 +160,7 @@ class Agents:
         return f"{reason}; {exit}" if exit else reason
 
     def _lost_lately(self, node: int) -> int:
-        """How often the node's agent was lost or did not connect within the last hour."""
+        """Number of times that the node's agent was lost or did not connect within the last hour."""
         self._lost_s[node] = [each for each in self._lost_s[node] if each > time.monotonic() - HOUR_S]
         return len(self._lost_s[node])
 

@@ -47,7 +47,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """How carefully to measure.
+    """Time and detail of the measurements.
 
     seconds: of training for each plan and batch, at least one step. every_batch: whether batches between the smallest
     and the largest are measured; otherwise they are predicted. noise_s: seconds of training, once per model, to measure

@@ -118,7 +118,7 @@ class Selection:
         return not known or self._ratio(plan) <= HOPELESS
 
     def predicted(self) -> list[tuple[Plan, float]]:
-        """For each number of slots and batch without a measurement: the plan with the fastest prediction, and its step
+        """The plan with the fastest prediction for each number of slots and batch without a measurement, and its step
         time. A plan whose `splits_of` was never measured is used only if no other fits: its prediction is too fast.
         """
         if self._times is None:

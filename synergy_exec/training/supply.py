@@ -86,7 +86,7 @@ class Supply:
 
 
 class _Cut(NamedTuple):
-    """How batches are loaded: samples first … end − 1 of `whole`, by this many processes."""
+    """The samples first … end − 1 of `whole` that are loaded, and the number of loading processes."""
 
     whole: int
     first: int

@@ -49,7 +49,7 @@ from synergy_exec.worker.steps import Meter, Pace, StepClock, StepsFile, opened
 
 @dataclass(slots=True)
 class Wishes:
-    """What one rank wants to do before the next step; `agree` returns what all ranks do.
+    """The requests of one rank before the next step; `agree` returns those that all ranks carry out.
 
     stop, save: true for all ranks if true for one. retunes: how many orders to retune the rank has heard, the minimum
     over the ranks: every rank hears the same orders in the same sequence, and all carry one out before the same step.
@@ -302,7 +302,7 @@ class Loop:
         self.job, self.trainer, self.progress = job, trainer, progress
         self.staging, self.agent, self.started = staging, agent, started
         self.doing = "starting to train"
-        """What the rank is doing now, for error messages."""
+        """The present activity of the rank, for error messages."""
         self._beats = Beats(heartbeat, self._launch.settings)
         self._saves = Saves(trainer, self._launch, progress.step, checkpoints, self._beats, self._saved, self._note)
         trainer.supply.meanwhile = self._await_data
@@ -538,7 +538,7 @@ class Loop:
 def worth_of_step(
     plan: Plan, known: tuple[float, float] | None, initial_batch: int, errors: GradientErrors | None
 ) -> float:
-    """How many iterations at the initial batch a step is worth; 1 while the gradient statistics are unknown.
+    """The worth of a step in iterations at the initial batch; 1 while the gradient statistics are unknown.
 
     known: the gradient's squared norm and variance. errors: compression errors of the gradients, which reduce a step's
     worth by the scheduler's formula.

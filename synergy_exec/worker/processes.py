@@ -48,7 +48,7 @@ last three are in clock ticks (man 5 proc)."""
 
 
 def told(pid: int, what: str) -> str:
-    """What the kernel's file `what` says of a process (man 5 proc), with spaces for zero bytes; "" if it is gone."""
+    """The text of a file of /proc about a process (man 5 proc), with spaces for zero bytes; "" if it is gone."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/{what}").read_text(errors="replace").replace("\0", " ").strip()
     return ""

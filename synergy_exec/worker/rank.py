@@ -163,7 +163,7 @@ class Rank:
 
     @property
     def doing(self) -> str:
-        """What the rank is doing now, such as `step 12`."""
+        """The present activity of the rank, such as `step 12`."""
         return self._loop.doing if self._loop else self._doing
 
     def train(self, descriptors: Descriptors) -> int:

@@ -180,7 +180,7 @@ def _show_stacks(path: str) -> None:
 
 
 class _Progress:
-    """What the command has done, over all runs. reports: the file in which it reports its steps in this run."""
+    """The progress of the command over all runs. reports: the file in which it reports its steps in this run."""
 
     def __init__(self, launch: Launch, command: Command) -> None:
         folder = Path(launch.folder)
@@ -306,7 +306,7 @@ def _written(folders: Iterable[str], since_unix_s: float) -> str:
 
 
 def _said_of_sigterm(log: Path, since_byte: int) -> str:
-    """What was printed about SIGTERM after this byte of the log, as Lightning does before it leaves; "" if nothing."""
+    """The line about SIGTERM after this byte of the log, such as Lightning prints before it exits; "" if none."""
     with contextlib.suppress(OSError), log.open("rb") as file:
         file.seek(since_byte if since_byte <= log.stat().st_size else 0)  # `bound_log` may have emptied it
         if line := re.search(rb"[^\r\n]*SIGTERM[^\r\n]*", file.read()):
