@@ -232,7 +232,7 @@ class Rounds:
             return set()
         if any(job.costs.exit_s > 0 for job in stops):
             return set()
-        return {job.job_id for job in stops if job.running and job.only_relocates(boundary_s)}
+        return {job.job_id for job in stops if job.running and job.work.only_relocates(job, boundary_s)}
 
     def _end_lease(self, job: SimulatedJob, placed: Placed, boundary_s: float) -> bool:
         """Stops the job at the boundary; returns False if it finishes by then, so that there is nothing to stop."""

@@ -151,10 +151,10 @@ class Engine:
         self.log.append(now_s, FINISH, job.job_id, gpus)
         self.launched.pop(job.job_id, None)
         self.driver.on_job_end(job)
-        if job.trained:
-            self.training.append(job.job_id, job.trained)
+        if job.work.trained:
+            self.training.append(job.job_id, job.work.trained)
         job.on_gpus = 0
-        self.lost_gpu_s += job.lost_gpu_s
+        self.lost_gpu_s += job.work.lost_gpu_s
         self.running -= 1
         self.gpus_used -= gpus
         self.active -= 1
@@ -169,7 +169,7 @@ class Engine:
         """Returns the scheduler's decision and the seconds that it took."""
         if self._asks_progress:
             for job in self.launched.values():
-                job.report(now_s)
+                job.work.report(job, now_s)
         began = time.perf_counter()
         decision = self.scheduler.decide(now_s)
         return decision, time.perf_counter() - began
@@ -180,7 +180,11 @@ class Engine:
         log = self.decisions
         started, stopped = len(decision.starts), len(decision.stops)
         log.append(now_s, took_s, started, stopped, self.running, self.scheduler.waiting, self.gpus_used)
-        if self.active and all(job.has_run_out(now_s) for job in self.launched.values()) and self._never_ends():
+        if (
+            self.active
+            and all(job.work.has_run_out(job, now_s) for job in self.launched.values())
+            and self._never_ends()
+        ):
             raise self._idle()
         if self._progress is not None and len(log) % DECISIONS_PER_PROGRESS == 0:
             self._progress(now_s, self.done)
@@ -193,7 +197,7 @@ class Engine:
         self._in_vain += 1
         if self._in_vain <= MAX_IN_VAIN + MAX_IN_VAIN_PER_JOB * self.active:
             return False
-        if any(job.advances(self.env.now) for job in self.launched.values()):
+        if any(job.work.advances(job, self.env.now) for job in self.launched.values()):
             self._in_vain = 0
         return self._in_vain > 0
 
@@ -215,9 +219,10 @@ class Engine:
         """The error if runs are stopped for ever before they save any progress; this job's run was the last."""
         interval_s, ran_s = job.costs.checkpoint_interval_s, max(0.0, stop_s - job.instants.began_s)
         saves = f" and saves every {interval_s:g} s" if interval_s else ""
+        delay_s = job.work.delay_s(job)
         return InputError(
             f"no job has advanced in the last {self._in_vain:,} runs, because each was stopped too early: "
-            f"{job.gpus}-GPU job {job.job_id} takes {job.delay_s():g} s to its first step{saves}, but was stopped "
+            f"{job.gpus}-GPU job {job.job_id} takes {delay_s:g} s to its first step{saves}, but was stopped "
             f"after {ran_s:g} s. Let jobs start sooner (restart_s, testbed.launch_s, testbed.checkpoint_interval_s) or "
             "run longer (round_s, a quantum or limits under parameters), or leave the policy out."
         )
@@ -256,7 +261,7 @@ class Engine:
 
         A job whose last run was stopped before it saved anything keeps its GPUs until its first checkpoint.
         """
-        job.carry_on(start_s)
+        job.work.carry_on(job, start_s)
         job.instants.keeps_until_s = (
             -NEVER if job.saved else job.instants.first_step_s + job.costs.checkpoint_interval_s
         )
@@ -275,7 +280,7 @@ class Engine:
         self.at(from_s, self._note_share, (job, job.share))
         if from_s > self.env.now:
             self.look_ahead(from_s, [job])
-        if not job.reshare(from_s):
+        if not job.work.reshare(job, from_s):
             return
         if job.completion is not None:
             job.completion.cancel()
@@ -312,7 +317,7 @@ class Engine:
             return
         pending = list(self.launched.values()) if jobs is None else list(jobs)
         while pending:
-            halted = [job for job in pending if not job.look_ahead(until_s)]
+            halted = [job for job in pending if not job.work.look_ahead(job, until_s)]
             for job in pending:
                 if job.instants.end_s < NEVER and job.completion is None:
                     self._complete_later(job)
@@ -326,8 +331,8 @@ class Engine:
             job.completion.cancel()
             job.completion = None
         self.launched.pop(job.job_id, None)
-        job.saved = job.break_off(stop_s)
-        if job.advances(stop_s):
+        job.saved = job.work.break_off(job, stop_s)
+        if job.work.advances(job, stop_s):
             self._in_vain = 0
         elif self._never_ends():
             raise self._stopped_too_early(job, stop_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import floor, log1p
@@ -123,143 +124,210 @@ class ExecutionModel:
         return 0.0
 
 
-@dataclass(slots=True, eq=False, repr=False)
-class SimulatedJob(Job):
-    """A job with the truth about it: its run time, its costs and its progress."""
+class TrueWork(ABC):
+    """The true work of one job: how much is done, and how fast it goes on the job's GPUs.
 
-    duration_s: float
-    """Run time without interruptions and costs, in seconds, at a speed of 1."""
-    costs: Costs
-    """Costs of starts, stops and checkpoints."""
-    hosts: Sequence[NodeType] = ()
-    """Type of every node. A job that requested CPUs and has no share runs with its node's proportional share."""
-    speeds: Mapping[str, float] | None = None
-    """Speed by GPU type, relative to the type for which `duration_s` holds; None: equally fast on all types."""
-    left_work_s: float = field(init=False)
-    """Seconds of training left at its last stop, at a speed of 1."""
-    on_gpus: int = field(default=0, init=False)
-    """Number of GPUs that it physically holds; `held_gpus` are those that the scheduler has given it."""
-    ends_after_decision: bool = field(default=False, init=False)
-    """Whether `instants.end_s` was rounded down, so that the job ends after a decision at the same time."""
-    done_s: float = field(default=0.0, init=False)
-    """Training of the present run up to `since_s`, in seconds at a speed of 1."""
-    since_s: float = field(default=0.0, init=False)
-    """Time at which the present run's speed last changed with its share, or of its first step."""
-    rate: float = field(default=1.0, init=False)
-    """Speed since `since_s`; 1 is the speed for which `duration_s` holds."""
-    farthest: float = field(default=0.0, init=False)
-    """Largest fraction of its work that has counted as an advance."""
-    saved: bool = field(default=True, init=False)
-    """Whether its last stopped run kept any progress; True before the first stop."""
-    lost_gpu_s: float = field(default=0.0, init=False)
-    """GPU-seconds of training lost by stops."""
-    completion: Any = field(default=None, init=False)
-    """The scheduled `engine.Call` that ends the job; None if its end is not known."""
-    trained: Sequence[tuple[float, int, str]] = field(default=(), init=False)
-    """Batches and compressors with which it has trained, as in `TrainingLog.append`; empty for a job whose speed does
-    not depend on its batch."""
+    It holds no reference to its job, which methods are given: a cycle would never be freed while gc is off.
+    """
 
-    def __post_init__(self) -> None:
-        Job.__post_init__(self)  # `super` does not work in dataclasses with slots
-        self.left_work_s = self.duration_s
+    __slots__ = ("farthest", "lost_gpu_s")
 
-    @property
-    def remaining_s(self) -> float:
-        """Seconds from `settled_s` until the end of the job's last step if it then runs without interruption."""
-        if self.running:
-            return self.instants.end_s - self.service.settled_s
-        return self.left_work_s + (self.costs.launch_s if self.service.first_start_s == NEVER else self.costs.restart_s)
+    trained: Sequence[tuple[float, int, str]] = ()
+    """Batches and compressors with which the job has trained, as in `TrainingLog.append`; empty for a job whose speed
+    does not depend on its batch."""
 
-    def carry_on(self, start_s: float) -> None:
+    def __init__(self) -> None:
+        self.lost_gpu_s = 0.0
+        """GPU-seconds of training lost by stops."""
+        self.farthest = 0.0
+        """Largest fraction of the work that has counted as an advance."""
+
+    @abstractmethod
+    def remaining_s(self, job: SimulatedJob) -> float:
+        """Seconds from `settled_s` until the end of the job's last step: as it runs now or, if it waits, as requested
+        and with the costs of its next start.
+        """
+
+    @abstractmethod
+    def done(self, job: SimulatedJob) -> tuple[float, float]:
+        """A fraction of the work, and the instant from which on the job does the rest, if it runs."""
+
+    @abstractmethod
+    def carry_on(self, job: SimulatedJob, start_s: float) -> None:
         """Computes the times of the job's first step and of its end if it holds its GPUs from `start_s` on."""
-        if self.moved:
-            self.instants.first_step_s = max(start_s, self.instants.first_step_s)
-        else:
-            self.instants.first_step_s = start_s + self.delay_s()
-        self.done_s = 0.0
-        self._go_on(self.instants.first_step_s)
 
-    def _go_on(self, from_s: float) -> None:
-        """Computes the job's end if it trains with its present share from `from_s` on."""
-        self.since_s = from_s
-        left_s = self.left_work_s - self.done_s
-        self.rate = self._rate_here()
-        self.instants.end_s = from_s + (left_s if self.rate == 1.0 else on_grid(left_s / self.rate))
+    @abstractmethod
+    def reshare(self, job: SimulatedJob, from_s: float) -> bool:
+        """Continues from `from_s` on with the job's present share; returns whether the speed has changed."""
 
-    def _rate_here(self) -> float:
-        """The job's speed on its GPUs with its share of CPUs and memory."""
-        requested = self.request.share
-        if requested is None and self.speeds is None:
-            return 1.0
-        host = self.hosts[self.placement[0][0]]
-        rate = 1.0 if self.speeds is None else self.speeds[host.gpu_type]
-        return (
-            rate
-            if self.request.share is None
-            else rate * by_request(self.request.share, self.share or host.proportional)
-        )
+    @abstractmethod
+    def break_off(self, job: SimulatedJob, stop_s: float) -> bool:
+        """Stops training at `stop_s`; returns whether this run made progress. Progress since the last checkpoint is
+        lost if the job has a checkpoint interval.
+        """
 
-    def look_ahead(self, until_s: float) -> bool:
-        """Whether the job is simulated up to `until_s`; always true for a job that only has a run time."""
+    def true_iteration_s(self, gpus: int, gpu_type: str) -> float:
+        """As `SimulatedJob.true_iteration_s`; known only for training jobs."""
+        raise NotImplementedError
+
+    def remaining_iterations(self) -> float:
+        """As `SimulatedJob.remaining_iterations`; known only for training jobs."""
+        raise NotImplementedError
+
+    def look_ahead(self, job: SimulatedJob, until_s: float) -> bool:
+        """Trains up to `until_s`, as there is no decision before. Returns False if the job's performance model is
+        outdated: refresh it and call again.
+        """
         return True
 
-    def has_run_out(self, now_s: float) -> bool:
+    def report(self, job: SimulatedJob, now_s: float) -> None:  # noqa: B027
+        """Reports the job's training to its task; a job that only has a run time reports nothing."""
+
+    def has_run_out(self, job: SimulatedJob, now_s: float) -> bool:
         """Whether the job holds GPUs on which it does not train, because it ran out of memory there."""
         return False
 
-    def work_done(self) -> tuple[float, float]:
-        """A fraction of the job's work, and the instant from which on the job does the rest, if it runs."""
-        return 1.0 - self.left_work_s / self.duration_s if self.duration_s else 0.0, self.instants.first_step_s
+    def only_relocates(self, job: SimulatedJob, now_s: float) -> bool:
+        """Whether the job's move changes only its GPUs, not its speed or its end."""
+        return False
 
-    def advances(self, now_s: float) -> bool:
+    def delay_s(self, job: SimulatedJob) -> float:
+        """Seconds from receiving its GPUs to its first step on them."""
+        return job.costs.restart_s if job.service.restarts else job.costs.launch_s
+
+    def advances(self, job: SimulatedJob, now_s: float) -> bool:
         """Whether the job, saved or not, has done `MIN_ADVANCE` more of its work than when this was last true."""
-        done, since_s = self.work_done()
-        if since_s < now_s <= self.instants.end_s < NEVER:
-            done += (1.0 - done) * (now_s - since_s) / (self.instants.end_s - since_s)
+        done, since_s = self.done(job)
+        if since_s < now_s <= job.instants.end_s < NEVER:
+            done += (1.0 - done) * (now_s - since_s) / (job.instants.end_s - since_s)
         if done <= self.farthest + MIN_ADVANCE:
             return False
         self.farthest = done
         return True
 
-    def only_relocates(self, now_s: float) -> bool:
-        """Whether the job's move changes only its GPUs, not its speed or its end."""
-        return False
 
-    def report(self, now_s: float) -> None:
-        """Reports the job's training to its task; a job that only has a run time reports nothing."""
+class TimedWork(TrueWork):
+    """The work of a job of which only a run time is known."""
 
-    def reshare(self, from_s: float) -> bool:
-        """Continues from `from_s` on with the present share; returns whether the speed has changed."""
-        if self.request.share is None or self.share is None or self._rate_here() == self.rate:
+    __slots__ = ("_done_s", "_hosts", "_left_s", "_rate", "_since_s", "_speeds")
+
+    def __init__(
+        self, duration_s: float, hosts: Sequence[NodeType] = (), speeds: Mapping[str, float] | None = None
+    ) -> None:
+        """hosts: type of every node, for jobs that request CPUs; one without a share runs with its node's proportional
+        share. speeds: by GPU type, relative to the type for which duration_s holds; None: equally fast on all types.
+        """
+        super().__init__()
+        self._hosts = hosts
+        self._speeds = speeds
+        self._left_s = duration_s
+        """Seconds of training left at the last stop, at a speed of 1."""
+        self._done_s = 0.0
+        """Training of the present run up to `_since_s`, in seconds at a speed of 1."""
+        self._since_s = 0.0
+        """Time at which the present run's speed last changed with its share, or of its first step."""
+        self._rate = 1.0
+        """Speed since `_since_s`; 1 is the speed for which `duration_s` holds."""
+
+    def remaining_s(self, job: SimulatedJob) -> float:
+        if job.running:
+            return job.instants.end_s - job.service.settled_s
+        return self._left_s + job.next_start_s
+
+    def done(self, job: SimulatedJob) -> tuple[float, float]:
+        return 1.0 - self._left_s / job.duration_s if job.duration_s else 0.0, job.instants.first_step_s
+
+    def carry_on(self, job: SimulatedJob, start_s: float) -> None:
+        at = job.instants
+        at.first_step_s = max(start_s, at.first_step_s) if job.moved else start_s + self.delay_s(job)
+        self._done_s = 0.0
+        self._go_on(job, at.first_step_s)
+
+    def _go_on(self, job: SimulatedJob, from_s: float) -> None:
+        """Computes the job's end if it trains with its present share from `from_s` on."""
+        self._since_s = from_s
+        left_s = self._left_s - self._done_s
+        self._rate = self._rate_here(job)
+        job.instants.end_s = from_s + (left_s if self._rate == 1.0 else on_grid(left_s / self._rate))
+
+    def _rate_here(self, job: SimulatedJob) -> float:
+        """The job's speed on its GPUs with its share of CPUs and memory."""
+        requested = job.request.share
+        if requested is None and self._speeds is None:
+            return 1.0
+        host = self._hosts[job.placement[0][0]]
+        rate = 1.0 if self._speeds is None else self._speeds[host.gpu_type]
+        return rate if requested is None else rate * by_request(requested, job.share or host.proportional)
+
+    def reshare(self, job: SimulatedJob, from_s: float) -> bool:
+        if job.request.share is None or job.share is None or self._rate_here(job) == self._rate:
             return False
-        if self.instants.end_s <= from_s:
+        if job.instants.end_s <= from_s:
             return False
-        self.done_s += self.rate * max(0.0, from_s - self.since_s)
-        self._go_on(max(from_s, self.since_s))
+        self._done_s += self._rate * max(0.0, from_s - self._since_s)
+        self._go_on(job, max(from_s, self._since_s))
         return True
 
-    def delay_s(self) -> float:
-        """Seconds from receiving its GPUs to its first step on them."""
-        return self.costs.restart_s if self.service.restarts else self.costs.launch_s
+    def break_off(self, job: SimulatedJob, stop_s: float) -> bool:
+        end_s = job.instants.end_s
+        until_s = stop_s if stop_s < end_s else end_s
+        done_s = self._done_s
+        if until_s > self._since_s:
+            done_s += self._rate * (until_s - self._since_s)
+        interval_s = job.costs.checkpoint_interval_s
+        if interval_s > 0 and stop_s < end_s and not (job.running and job.moved):
+            saved_s = floor(done_s / interval_s) * interval_s
+            self.lost_gpu_s += (done_s - saved_s) * job.gpus
+            done_s = saved_s
+        self._left_s -= on_grid(done_s)
+        job.instants.end_s = NEVER
+        return done_s > 0
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class SimulatedJob(Job):
+    """The scheduler's record of a job, with the truth about it: its run time, its costs and its work."""
+
+    duration_s: float
+    """Run time without interruptions and costs, in seconds, at a speed of 1."""
+    costs: Costs
+    """Costs of starts, stops and checkpoints."""
+    work: TrueWork
+    """What is done of the job, and how fast it goes on; the scheduler does not know it."""
+    on_gpus: int = field(default=0, init=False)
+    """Number of GPUs that it physically holds; `held_gpus` are those that the scheduler has given it."""
+    ends_after_decision: bool = field(default=False, init=False)
+    """Whether `instants.end_s` was rounded down, so that the job ends after a decision at the same time."""
+    saved: bool = field(default=True, init=False)
+    """Whether its last stopped run kept any progress; True before the first stop."""
+    completion: Any = field(default=None, init=False)
+    """The scheduled `engine.Call` that ends the job; None if its end is not known."""
+
+    @property
+    def remaining_s(self) -> float:
+        """What oracle policies see (`OracleJobView`): `TrueWork.remaining_s`."""
+        return self.work.remaining_s(self)
+
+    def true_iteration_s(self, gpus: int, gpu_type: str) -> float:
+        """What oracle policies see (`TrueJob`): seconds of an iteration at the requested batch on this many packed GPUs
+        of one type; inf if no plan fits.
+        """
+        return self.work.true_iteration_s(gpus, gpu_type)
+
+    def remaining_iterations(self) -> float:
+        """What oracle policies see (`TrueJob`): iterations at the requested batch that follow the present epoch."""
+        return self.work.remaining_iterations()
+
+    @property
+    def next_start_s(self) -> float:
+        """Seconds that the next start costs before the first step."""
+        return self.costs.launch_s if self.service.first_start_s == NEVER else self.costs.restart_s
+
+    def stays(self, now_s: float) -> bool:
+        """As for any job, but a job that has run out of memory does not stay where it cannot train."""
+        return Job.stays(self, now_s) and not self.work.has_run_out(self, now_s)
 
     def unsaved_s(self, now_s: float) -> float:
         """Seconds of training since the first step or last checkpoint; 0 if the job saves whenever it is stopped."""
         interval_s = self.costs.checkpoint_interval_s
         return max(0.0, now_s - self.instants.first_step_s) % interval_s if interval_s > 0 else 0.0
-
-    def break_off(self, stop_s: float) -> bool:
-        """Stops training at `stop_s`; returns whether this run made progress. Progress since the last checkpoint is
-        lost if the job has a checkpoint interval.
-        """
-        until_s = stop_s if stop_s < self.instants.end_s else self.instants.end_s
-        done_s = self.done_s
-        if until_s > self.since_s:
-            done_s += self.rate * (until_s - self.since_s)
-        interval_s = self.costs.checkpoint_interval_s
-        if interval_s > 0 and stop_s < self.instants.end_s and not (self.running and self.moved):
-            saved_s = floor(done_s / interval_s) * interval_s
-            self.lost_gpu_s += (done_s - saved_s) * self.gpus
-            done_s = saved_s
-        self.left_work_s -= on_grid(done_s)
-        self.instants.end_s = NEVER
-        return done_s > 0

@@ -52,7 +52,7 @@ from synergy_runs.outputs.history import compared, history_of, job_numbered, par
 from synergy_runs.outputs.metrics import NO_NAME
 from synergy_runs.outputs.stored import StoredRun, follow_latest, read_run
 from synergy_runs.traces.rows import epoch_s
-from synergy_sim.execution import ExecutionModel, SimulatedJob
+from synergy_sim.execution import ExecutionModel, SimulatedJob, TimedWork
 from synergy_sim.hardware import speeds
 from synergy_sim.jobs import jobs_of
 from synergy_sim.prepare import execution_of, prepared_runs
@@ -181,10 +181,10 @@ class Facts:
                 apply_jumps(self.policy, job, job.service.settled_s, time_s)
             if kind == Kind.START:
                 job.started(time_s, self.placed(row))
-                job.carry_on(time_s)
+                job.work.carry_on(job, time_s)
             elif kind == Kind.STOP:
                 job.stopped(time_s)
-                job.break_off(time_s)
+                job.work.break_off(job, time_s)
         if isinstance(self.policy, OrderingPolicy):
             apply_jumps(self.policy, job, job.service.settled_s, now_s)
         if job.running and (shares := self._shares) is not None:
@@ -226,8 +226,7 @@ class Facts:
             gpus,
             float(work_s),
             costs,
-            hosts=self.cluster.node_type_of,
-            speeds=rates,
+            TimedWork(float(work_s), self.cluster.node_type_of, rates),
             request=Request(estimate_s=float(columns["estimate_s"]), **names),
         )
         job.predicted_duration_s = float(columns["predicted_duration_s"])

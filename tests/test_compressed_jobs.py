@@ -214,9 +214,9 @@ def lone_job(world, tunes_batch=False):
 def trained(job, placement, from_s, until_s):
     """The job's progress after it has run there."""
     job.placement = placement
-    job.carry_on(from_s)
-    job.break_off(until_s)
-    return job.progress
+    job.work.carry_on(job, from_s)
+    job.work.break_off(job, until_s)
+    return job.work.progress
 
 
 PAIR, ONE = ((0, 15), (1, 15)), ((0, 1),)
@@ -227,9 +227,9 @@ def test_what_is_held_back_goes_on_from_run_to_run_and_is_lost_with_the_last_rep
     broken, whole = lone_job(world), lone_job(world)
     done = trained(broken, PAIR, 0.0, 1000.0)
     assert trained(broken, PAIR, 5000.0, 7000.0) == pytest.approx(trained(whole, PAIR, 0.0, 3000.0))
-    before, epoch, app = broken.progress, broken.epoch, world.application("bert")
+    before, epoch, app = broken.work.progress, broken.work.epoch, world.application("bert")
     assert 0 < done < before
-    plan = Plan(data=8, micro_batch=broken.requested_batch // 8, compressor="powersgd-4")
+    plan = Plan(data=8, micro_batch=broken.work.requested_batch // 8, compressor="powersgd-4")
     statistics = app.statistics(plan.global_batch, epoch)
     errors = app.compression(plan)[0]
     steps = errors.held_back_steps(*statistics, app.initial_batch, plan.micro_batch, 8)
@@ -238,11 +238,11 @@ def test_what_is_held_back_goes_on_from_run_to_run_and_is_lost_with_the_last_rep
     )
     assert steps == pytest.approx(local / (1 - local))  # its error again and again
     broken.placement = ONE
-    broken.carry_on(8000.0)
-    assert broken.progress == pytest.approx(before - steps * app.gains_under(plan)[epoch])
-    alone = broken.progress
-    broken.break_off(8100.0)
-    assert broken.progress > alone
+    broken.work.carry_on(broken, 8000.0)
+    assert broken.work.progress == pytest.approx(before - steps * app.gains_under(plan)[epoch])
+    alone = broken.work.progress
+    broken.work.break_off(broken, 8100.0)
+    assert broken.work.progress > alone
     # Nothing is held back of what a lone replica does.
     assert trained(broken, ONE, 9000.0, 9001.0) > alone
 
@@ -253,9 +253,9 @@ def test_no_more_is_lost_than_was_done_since_something_was_held_back():
     alone = trained(job, ONE, 0.0, 500.0)
     assert trained(job, PAIR, 1000.0, 1000.5) > alone
     job.placement = ONE
-    job.carry_on(2000.0)
-    assert job.progress == alone
-    assert not job.break_off(2000.0)
+    job.work.carry_on(job, 2000.0)
+    assert job.work.progress == alone
+    assert not job.work.break_off(job, 2000.0)
 
 
 @pytest.mark.parametrize(("then", "lost"), [("powersgd-8", False), ("topk-0.01", False), ("q8", True), ("none", True)])
@@ -265,15 +265,15 @@ def test_another_compressor_that_holds_back_takes_over(then, lost, monkeypatch):
     chosen = Plan(data=8, micro_batch=12, compressor="powersgd-4")
     monkeypatch.setattr(SynergyTask, "train_on", lambda task, shape: chosen)
     job.placement = PAIR
-    job.carry_on(0.0)
-    while not job.look_ahead(1000.0):
+    job.work.carry_on(job, 0.0)
+    while not job.work.look_ahead(job, 1000.0):
         beliefs.refresh([job.task])
-    job.break_off(1000.0)
-    done, chosen = job.progress, dataclasses.replace(chosen, compressor=then)
+    job.work.break_off(job, 1000.0)
+    done, chosen = job.work.progress, dataclasses.replace(chosen, compressor=then)
     beliefs.refresh([job.task])
-    job.carry_on(1000.0)
-    job.look_ahead(1000.0 + 1e-6)
-    assert (job.progress < done) == lost
+    job.work.carry_on(job, 1000.0)
+    job.work.look_ahead(job, 1000.0 + 1e-6)
+    assert (job.work.progress < done) == lost
 
 
 @pytest.mark.parametrize("mode", MODES[1:])

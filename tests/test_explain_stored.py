@@ -56,7 +56,11 @@ def test_after_every_decision_whoever_waits_has_a_reason_and_whoever_started_wou
         assert all(after.why(job) for job in waiting), time_s
         waited += len(waiting)
         # As soon as the last to start has stopped, it would start again.
-        begun = [job for job in after.running if facts.story(job.job_id)[-1][0] >= time_s and job.since_s >= time_s]
+        begun = [
+            job
+            for job in after.running
+            if facts.story(job.job_id)[-1][0] >= time_s and job.instants.first_step_s >= time_s
+        ]
         for job in begun[-1:]:
             job.stopped(time_s)
             left = [each for each in after.jobs if each.running or each is job]

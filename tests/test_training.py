@@ -26,7 +26,7 @@ from synergy_core.scheduling.policies import get_policy
 from synergy_core.units import on_grid
 from synergy_sim.assignment import as_given, mixed
 from synergy_sim.execution import Costs
-from synergy_sim.jobs import SimulatedTraining
+from synergy_sim.jobs import TrainingWork
 from synergy_sim.truth import Truth
 from synergy_sim.truth.application import Disturbance, packed
 
@@ -208,23 +208,28 @@ def test_mixed_jobs_request_their_type_and_are_measured_there():
 def worked(monkeypatch):
     """What every run of every job adds to its progress, by job id; filled while simulations run."""
     added: dict[int, float] = {}
-    own_settle, own_cross = SimulatedTraining._settle, SimulatedTraining._cross
+    numbers: dict[TrainingWork, int] = {}
+    own_start, own_settle, own_cross = TrainingWork.carry_on, TrainingWork._settle, TrainingWork._cross
+
+    def starts(work, job, start_s):
+        numbers[work] = job.job_id
+        own_start(work, job, start_s)
 
     def counted(method):
-        def wrapper(job, *arguments):
-            before, at_s = job.progress, job.at_s
-            method(job, *arguments)
-            assert job.progress >= before
-            assert job.at_s >= at_s - 0.5
-            assert np.isfinite(job.progress)
-            if not job.foreseeing:
-                added[job.job_id] = added.get(job.job_id, 0.0) + job.progress - before
+        def wrapper(work, *arguments):
+            before, at_s = work.progress, work.at_s
+            method(work, *arguments)
+            assert work.progress >= before
+            assert work.at_s >= at_s - 0.5
+            assert np.isfinite(work.progress)
+            if work.rules.tunes_batch:  # else it only foresees its end
+                added[numbers[work]] = added.get(numbers[work], 0.0) + work.progress - before
 
         return wrapper
 
-    monkeypatch.setattr(SimulatedTraining, "foreseeing", property(lambda job: not job.tunes_batch), raising=False)
-    monkeypatch.setattr(SimulatedTraining, "_settle", counted(own_settle))
-    monkeypatch.setattr(SimulatedTraining, "_cross", counted(own_cross))
+    monkeypatch.setattr(TrainingWork, "carry_on", starts)
+    monkeypatch.setattr(TrainingWork, "_settle", counted(own_settle))
+    monkeypatch.setattr(TrainingWork, "_cross", counted(own_cross))
     return added
 
 

@@ -35,7 +35,7 @@ from synergy_core.scheduling.policies import (
     ordering_policy,
     policy_names,
 )
-from synergy_sim.execution import Costs, ExecutionModel, SimulatedJob
+from synergy_sim.execution import Costs, ExecutionModel, SimulatedJob, TimedWork
 from synergy_sim.simulate import Simulation, simulate
 
 MACHINES = three_types()
@@ -52,7 +52,9 @@ def forgotten(monkeypatch):
 
 def seen(view):
     """A view of a job that knows the truth."""
-    return through(view, lambda job: job)(SimulatedJob(1, 0.0, 2, 600.0, Costs(), request=Request(estimate_s=900.0)))
+    return through(view, lambda job: job)(
+        SimulatedJob(1, 0.0, 2, 600.0, Costs(), TimedWork(600.0), request=Request(estimate_s=900.0))
+    )
 
 
 @pytest.mark.parametrize("view", JOB_VIEWS)

@@ -38,7 +38,7 @@ from synergy_exec.messages import Report
 from synergy_exec.settings import ProfileSettings
 from synergy_sim.drivers import Rounds
 from synergy_sim.execution import ExecutionModel, SimulatedJob
-from synergy_sim.jobs import DataParallelJob, ProfiledJob, SimulatedTraining
+from synergy_sim.jobs import ProfiledWork, ReplicaWork, TrainingWork
 from synergy_sim.simulate import Simulation
 from synergy_sim.truth import Truth
 
@@ -104,8 +104,9 @@ def seen_by_policy(scheduler: Any) -> dict[str, Any]:
         return {}
     columns = {each.name: getattr(last[0], each.name) for each in fields(last[0])}
     columns.pop("beliefs", None)
-    if is_dataclass(memory := columns.get("memory")):
-        columns["memory"] = asdict(memory)
+    memory = columns.get("memory")
+    parts = memory if isinstance(memory, tuple) else (memory,)  # a problem and its solution
+    columns["memory"] = [asdict(each) if is_dataclass(each) else each for each in parts]
     columns["tasks"] = [_beliefs(task) for task in columns.pop("tasks", ())]
     return columns
 
@@ -212,9 +213,10 @@ def watching(simulation: Simulation) -> Iterator[Watched]:
 
     def observe(itself: FittedSpeeds, task: SynergyTask, step: StepReport) -> StepReport | None:
         job = watched.of_task[id(task)]
-        assert isinstance(job, SimulatedTraining)
+        assert isinstance(job, SimulatedJob)
+        assert isinstance(job.work, TrainingWork)
         gpu_type, _, gpus = step.shape
-        batch, count = step.plan.micro_batch, job._trains.accumulation
+        batch, count = step.plan.micro_batch, job.work._trains.accumulation
         whole_s = count * step.step_s - (count - 1) * step.sync_s
         watched.note("stepped", job.job_id, batch, count, whole_s)
         # The simulator knows how long a step synchronises. Workers see whole steps, and take for synchronisation what
@@ -233,10 +235,10 @@ def watching(simulation: Simulation) -> Iterator[Watched]:
     def noise(task: SynergyTask, statistics: tuple[float, float]) -> None:
         watched.note("noise", watched.of_task[id(task)].job_id, statistics[0], statistics[1])
 
-    def chose(job: SimulatedTraining) -> None:
+    def chose(work: TrainingWork, job: SimulatedJob) -> None:
         if watched.moments:
-            plan = job._trains
-            step_s = job.application.iteration_s(job._held.gpu_type, job._node_gpus, plan)
+            plan, held = work._trains, work._held
+            step_s = work.application.iteration_s(held.shape.gpu_type, held.node_gpus, plan)
             watched.moments[-1].chosen.setdefault(job.job_id, (plan, step_s))
 
     def launching(itself: Rounds, job: SimulatedJob, placed: Placed, *when_s: float) -> None:
@@ -246,7 +248,7 @@ def watching(simulation: Simulation) -> Iterator[Watched]:
     def leaving(itself: Rounds, job: SimulatedJob, placed: Placed, boundary_s: float) -> bool:
         before = len(watched.events)
         goes_on = end_lease(itself, job, placed, boundary_s)
-        left = Event("left", job.job_id, (job.settled_s,))
+        left = Event("left", job.job_id, (job.service.settled_s,))
         watched.events.insert(before, left)  # then it waits, or is done
         return goes_on
 
@@ -257,16 +259,16 @@ def watching(simulation: Simulation) -> Iterator[Watched]:
             (Rounds, "_end_lease", leaving),
             (ProfiledSpeeds, "observe", _noting(ProfiledSpeeds.observe, before=observe_plan)),
             (SynergyTask, "report", _noting(SynergyTask.report, before=noise)),
-            (DataParallelJob, "_choose", _noting(DataParallelJob._choose, after=chose)),
-            (ProfiledJob, "_choose", _noting(ProfiledJob._choose, after=chose)),
-            (SimulatedTraining, "_choose_fixed", _noting(SimulatedTraining._choose_fixed, after=chose)),
+            (ReplicaWork, "_choose", _noting(ReplicaWork._choose, after=chose)),
+            (ProfiledWork, "_choose", _noting(ProfiledWork._choose, after=chose)),
+            (TrainingWork, "_choose_fixed", _noting(TrainingWork._choose_fixed, after=chose)),
         ):
             stack.enter_context(patch.object(kind, name, replacement))
         yield watched
 
 
 def _noting(method: Callable[..., Any], *, before: Any = None, after: Any = None) -> Callable[..., Any]:
-    """The method, which first tells `before` of its arguments, or `after` of its object when it is done."""
+    """The method, which first tells `before` of its arguments, or `after` when it is done."""
 
     @wraps(method)
     def both(itself: Any, *arguments: Any) -> Any:
@@ -274,7 +276,7 @@ def _noting(method: Callable[..., Any], *, before: Any = None, after: Any = None
             before(itself, *arguments)
         result = method(itself, *arguments)
         if after:
-            after(itself)
+            after(itself, *arguments)
         return result
 
     return both
