@@ -19,7 +19,8 @@ from synergy_runs.inputs.from_settings import estimated, workload_of
 from synergy_runs.inputs.keys import ClusterSettings, TraceSettings
 from synergy_runs.inputs.workload import Workload, from_rows, with_measured
 from synergy_runs.outputs.facts import Kind
-from synergy_runs.traces.rows import UNKNOWN, TraceRows
+from synergy_runs.traces.columns import UNKNOWN
+from synergy_runs.traces.rows import TraceRows
 
 _END_STATE = {"done": "completed", "cancelled": "killed", "failed": "failed"}
 
@@ -63,9 +64,10 @@ def arrivals_of(
             f"{workload.source}: {workload.bad_rows} impossible rows:\n  {shown}\n"
             "Fix these rows, or leave them out with trace.bad_rows=skip."
         )
-    files = {name: template(name, "A trace for the executor names the model of each job.") for name in workload.models}
+    jobs, hint = workload.jobs, "A trace for the executor names the model of each job."
+    files = {name: template(name, hint) for name in jobs["model"].categories}
     return workload, [
-        Arrival(float(workload.submit_time_s[row]), workload.job_name[row], _file(workload, row, files))
+        Arrival(float(jobs["submit_time_s"][row]), jobs["job_name"][row], _file(workload, row, files))
         for row in range(len(workload))
     ]
 
@@ -82,15 +84,16 @@ def template(model: str, hint: str) -> dict[str, object]:
 
 
 def _file(workload: Workload, row: int, files: dict[str, dict[str, object]]) -> JobFile:
-    model = workload.models[workload.model_code[row]]
-    where = f"{workload.source}, line {workload.line[row]} (job {workload.job_name[row]})"
-    iterations = float(workload.iterations[row])
+    jobs = workload.jobs
+    model = jobs["model"][row]
+    where = f"{workload.source}, line {jobs['line'][row]} (job {jobs['job_name'][row]})"
+    iterations = float(jobs["iterations"][row])
     if not np.isfinite(iterations):
         raise InputError(f"{where}: how many iterations it trains is missing; the executor needs the work of each job.")
-    batch = int(workload.global_batch[row])
-    user = workload.users[workload.user_code[row]]
-    where_to = workload.virtual_clusters[workload.virtual_cluster_code[row]]
-    values = {**files[model], "work": iterations, "slots": int(workload.gpus[row])}
+    batch = int(jobs["global_batch"][row])
+    user = jobs["user"][row]
+    where_to = jobs["virtual_cluster"][row]
+    values = {**files[model], "work": iterations, "slots": int(jobs["gpus"][row])}
     values |= {"user": user, "virtual_cluster": where_to}
     return job_of({**values, "batch": batch} if batch else values, where)
 
@@ -105,35 +108,37 @@ def as_executed(trace: Workload | None, journal: Journal, name: str) -> tuple[Wo
     held = _held_gpu_s(journal)
     rows = TraceRows(Path(name), "submitted")
     rows.from_zero = True
-    for job in jobs:
-        slots = int(job.file["slots"])
-        took_s = held.get(job.job, 0.0) / slots
-        duration_s, estimate_s = took_s, took_s
-        cpus = memory_bytes = UNKNOWN
+    took_s = np.array([held.get(job.job, 0.0) / int(job.file["slots"]) for job in jobs])
+    logged = {each: np.full(len(jobs), UNKNOWN) for each in ("duration_s", "estimate_s", "cpus", "memory_bytes")}
+    for at, job in enumerate(jobs):
         if trace is not None and job.row is not None:
-            cpus, memory_bytes = float(trace.cpus[job.row]), float(trace.memory_bytes[job.row])
-        if trace is not None and job.row is not None and trace.duration_s[job.row] > 0:
-            duration_s, estimate_s = float(trace.duration_s[job.row]), float(trace.estimate_s[job.row])
+            for column, values in logged.items():
+                values[at] = trace.jobs[column][job.row]
+    has_run_time = logged["duration_s"] > 0
+    if jobs:
         rows.add(
-            0,
-            submit_s=job.submit_s,
-            duration_s=duration_s,
-            gpus=slots,
-            cpus=cpus,
-            memory_bytes=memory_bytes,
-            job_name=job.name,
-            end_state=_END_STATE.get(job.state, "completed"),
-            estimate_s=estimate_s,
-            model=str(job.file["name"]),
-            virtual_cluster=str(job.file.get("virtual_cluster", "")),
-            user=str(job.file.get("user", "")),
+            np.zeros(len(jobs)),
+            submit_s=[job.submit_s for job in jobs],
+            duration_s=np.where(has_run_time, logged["duration_s"], took_s),
+            estimate_s=np.where(has_run_time, logged["estimate_s"], took_s),
+            gpus=[int(job.file["slots"]) for job in jobs],
+            cpus=logged["cpus"],
+            memory_bytes=logged["memory_bytes"],
+            job_name=[job.name for job in jobs],
+            end_state=[_END_STATE.get(job.state, "completed") for job in jobs],
+            model=[str(job.file["name"]) for job in jobs],
+            virtual_cluster=[str(job.file.get("virtual_cluster", "")) for job in jobs],
+            user=[str(job.file.get("user", "")) for job in jobs],
             columns={"submit_s": "submit_s", "duration_s": "duration_s", "gpus": "gpus"},
         )
     made = from_rows(rows, name=name)
     if trace is not None:
         # Indexed by job id, as in the trace. Jobs submitted during a trace count only if the whole trace is measured.
-        measured = np.concatenate((trace.measured, np.full(len(jobs), trace.measured.all())))[: len(jobs)]
-        made = dataclasses.replace(made, source=trace.source, sha256=trace.sha256, notes=trace.notes, measured=measured)
+        measured = trace.jobs["measured"]
+        measured = np.concatenate((measured, np.full(len(jobs), measured.all())))[: len(jobs)]
+        made = dataclasses.replace(
+            made.with_columns(measured=measured), source=trace.source, sha256=trace.sha256, notes=trace.notes
+        )
     return made, {job.job: row for row, job in enumerate(jobs)}
 
 

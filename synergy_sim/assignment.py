@@ -16,6 +16,7 @@ from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
 from synergy_core.units import GB, MB, TICK_S, on_grid
 from synergy_runs.generators.by_class import CLASSES, in_turn
 from synergy_runs.inputs.workload import Workload, uniform
+from synergy_runs.traces.columns import coded
 from synergy_sim.truth import Truth
 from synergy_sim.truth.application import DataParallelApplication, NodeGpus, packed
 
@@ -40,7 +41,7 @@ def as_given(workload: Workload, cluster: Cluster, truth: Truth) -> Workload:
     other GPUs (`enlarged`). duration_s becomes the run time of the job as requested, alone, on packed GPUs of the
     requested type, else the first type with enough GPUs. Raises InputError for an unknown application or batch.
     """
-    used = [workload.models[code] for code in np.unique(workload.model_code)]
+    used = _models(workload)
     if odd := [name for name in used if name not in truth.names and not truth.plans(name)]:
         raise InputError(
             f"{workload.source}: unknown application {odd[0] or '(none)'}; "
@@ -50,26 +51,35 @@ def as_given(workload: Workload, cluster: Cluster, truth: Truth) -> Workload:
             "truth.profile=results/profile.json testbed=executor cluster.gpu_type=cpu cluster.max_wait=2."
         )
     workload = with_profiled_batches(workload, truth)
-    if not (workload.global_batch > 0).all():
-        row = int(np.argmin(workload.global_batch))
+    jobs = workload.jobs
+    if not (jobs["global_batch"] > 0).all():
+        row = int(np.argmin(jobs["global_batch"]))
         raise InputError(
-            f"{workload.source}, line {workload.line[row]}: job {workload.job_name[row]} has no batch size; expected "
+            f"{workload.source}, line {jobs['line'][row]}: job {jobs['job_name'][row]} has no batch size; expected "
             "at least 1 sample. trace.models=mix gives every job one."
         )
     workload = enlarged(with_bound_gpus(workload, truth), cluster, truth)
     duration_s, scale = np.zeros(len(workload)), np.ones(len(workload))
-    columns = (workload.model_code, workload.gpus, workload.global_batch, workload.gpu_type_code)
+    jobs, models, kinds = workload.jobs, workload.jobs["model"], workload.jobs["gpu_type"]
+    columns = (models.codes, jobs["gpus"], jobs["global_batch"], kinds.codes)
     for (model, gpus, batch, requested), mine in alike(*columns):
-        node_gpus, gpu_type = packed_as_requested(workload.gpu_types[requested], gpus, cluster)
-        name = workload.models[model]
+        node_gpus, gpu_type = packed_as_requested(kinds.categories[requested], gpus, cluster)
+        name = models.categories[model]
         if truth.plans(name):
             app = truth.planned_application(name, batch, cluster)
-            scale[mine] = workload.iterations[mine] / app.work
-            duration_s[mine] = workload.iterations[mine] * app.step_s(gpu_type, node_gpus, batch)
+            scale[mine] = jobs["iterations"][mine] / app.work
+            duration_s[mine] = jobs["iterations"][mine] * app.step_s(gpu_type, node_gpus, batch)
         else:
             duration_s[mine] = truth.requested_run_s(name, gpu_type, node_gpus, batch)
     notes = (*workload.notes, truth.source(cluster, used))
-    return replace(workload, duration_s=on_grid(duration_s), work_scale=scale, notes=notes)
+    made = workload.with_columns(duration_s=on_grid(duration_s), work_scale=scale)
+    return replace(made, notes=notes)
+
+
+def _models(workload: Workload) -> list[str]:
+    """The models that jobs have, in the order of their codes."""
+    model = workload.jobs["model"]
+    return [str(model.categories[code]) for code in np.unique(model.codes)]
 
 
 def alike(*columns: NDArray[Any]) -> Iterator[tuple[list[int], NDArray[np.bool_]]]:
@@ -81,9 +91,10 @@ def alike(*columns: NDArray[Any]) -> Iterator[tuple[list[int], NDArray[np.bool_]
 
 def with_profiled_batches(workload: Workload, truth: Truth) -> Workload:
     """The workload in which jobs of profiled models without a batch get the model's initial batch."""
-    initial = [truth.profile[name].initial_batch if name in truth.profile else 0 for name in workload.models]
-    batch = np.where(workload.global_batch > 0, workload.global_batch, np.array(initial)[workload.model_code])
-    return replace(workload, global_batch=batch.astype(np.int32))
+    jobs = workload.jobs
+    initial = [truth.profile[name].initial_batch if name in truth.profile else 0 for name in jobs["model"].categories]
+    batch = np.where(jobs["global_batch"] > 0, jobs["global_batch"], np.array(initial)[jobs["model"].codes])
+    return workload.with_columns(global_batch=batch)
 
 
 def with_bound_gpus(workload: Workload, truth: Truth) -> Workload:
@@ -91,14 +102,15 @@ def with_bound_gpus(workload: Workload, truth: Truth) -> Workload:
 
     Policies that give jobs what they request therefore respect these limits too. Logged run times are kept.
     """
-    gpus = workload.gpus.copy()
-    for model in {*truth.fixed_gpus, *truth.min_gpus} & set(workload.models):
-        mine = workload.model_code == workload.models.index(model)
+    jobs = workload.jobs
+    gpus = jobs["gpus"].copy()
+    for model in {*truth.fixed_gpus, *truth.min_gpus} & set(jobs["model"].categories):
+        mine = jobs["model"] == model
         gpus[mine] = [truth.requested_gpus(model, each) for each in gpus[mine].tolist()]
-    if not (changed := int((gpus != workload.gpus).sum())):
+    if not (changed := int((gpus != jobs["gpus"]).sum())):
         return workload
     note = f"{changed:,} jobs request another number of GPUs than logged, because of truth.fixed_gpus or truth.min_gpus"
-    return replace(workload, gpus=gpus, notes=(*workload.notes, note))
+    return replace(workload.with_columns(gpus=gpus), notes=(*workload.notes, note))
 
 
 def mixed(workload: Workload, cluster: Cluster, truth: Truth, random: np.random.Generator) -> Workload:
@@ -108,21 +120,23 @@ def mixed(workload: Workload, cluster: Cluster, truth: Truth, random: np.random.
     policies which give every job what it requests reproduce the trace. A known model that the log names is kept.
     The requested batch is the initial batch × the requested GPUs, limited to what fits.
     """
-    whose = "each job" if workload.models == ("",) else "each job whose model the log does not name"
+    jobs = workload.jobs
+    whose = "each job" if jobs["model"].categories.tolist() == [""] else "each job whose model the log does not name"
     names, code = _named(workload, truth, SIZES)
     draw = uniform(workload, random)
-    gpu_h = (workload.ran_before_s + workload.duration_s) * workload.gpus / 3600.0
+    gpu_h = (jobs["ran_before_s"] + jobs["duration_s"]) * jobs["gpus"] / 3600.0
     size = np.searchsorted([below_h for below_h, _ in SIZES], gpu_h)
     for size_class, (_, models) in enumerate(SIZES):
         drawn = np.array([names.index(name) for name in models])[(draw * len(models)).astype(np.int64)]
         code = np.where((code < 0) & (size == size_class), drawn, code).astype(np.int32)
-    workload = with_bound_gpus(replace(workload, models=names, model_code=code), truth)
-    batch, scale = np.zeros(len(workload), dtype=np.int32), np.zeros(len(workload))
-    for (model, count, requested), mine in alike(code, workload.gpus, workload.gpu_type_code):
-        node_gpus, gpu_type = packed_as_requested(workload.gpu_types[requested], count, cluster)
+    workload = with_bound_gpus(workload.with_columns(model=coded(code, names)), truth)
+    jobs, kinds = workload.jobs, workload.jobs["gpu_type"]
+    batch, scale = np.zeros(len(jobs), dtype=np.int32), np.zeros(len(jobs))
+    for (model, count, requested), mine in alike(code, jobs["gpus"], kinds.codes):
+        node_gpus, gpu_type = packed_as_requested(kinds.categories[requested], count, cluster)
         batch[mine] = _batch_of(truth.application(names[model]), gpu_type, node_gpus)
         alone_s = truth.requested_run_s(names[model], gpu_type, node_gpus, int(batch[mine][0]))
-        scale[mine] = np.maximum(workload.duration_s[mine], TICK_S) / alone_s
+        scale[mine] = np.maximum(jobs["duration_s"][mine], TICK_S) / alone_s
     used = [names[each] for each in np.unique(code)]
     assumption = (
         f"The log does not say what jobs train: {whose} was given one of {', '.join(used)} by its GPU time, and as "
@@ -133,13 +147,11 @@ def mixed(workload: Workload, cluster: Cluster, truth: Truth, random: np.random.
 
 def _with_models(workload: Workload, cluster: Cluster, truth: Truth, assumption: str, **columns: Any) -> Workload:
     """Replaces columns after models were assigned; adds the assumption and a note on the source of step times."""
-    used = [workload.models[each] for each in np.unique(workload.model_code)]
     return replace(
-        workload,
-        **columns,
+        workload.with_columns(**columns),
         models_assigned=True,
         assumptions=(*workload.assumptions, assumption),
-        notes=(*workload.notes, truth.source(cluster, used)),
+        notes=(*workload.notes, truth.source(cluster, _models(workload))),
     )
 
 
@@ -158,22 +170,23 @@ def tuned(workload: Workload, cluster: Cluster, truth: Truth) -> Workload:
     log's. Jobs of models with parallel plans keep their batch. Run times of the log stay those of the requested batch.
     Raises InputError if jobs have no model.
     """
-    if not np.isfinite(workload.work_scale).any():
+    jobs = workload.jobs
+    if not np.isfinite(jobs["work_scale"]).any():
         raise InputError("batch=tuned: jobs have no models, so no batch is known to be best. Type trace.models=mix.")
-    batch = workload.global_batch.copy()
+    batch = jobs["global_batch"].copy()
     for (model, count, requested, typed), mine in alike(
-        workload.model_code, workload.gpus, workload.gpu_type_code, workload.global_batch
+        jobs["model"].codes, jobs["gpus"], jobs["gpu_type"].codes, jobs["global_batch"]
     ):
-        name = workload.models[model]
+        name = jobs["model"].categories[model]
         if truth.plans(name) or typed <= 0:
             continue
-        node_gpus, gpu_type = packed_as_requested(workload.gpu_types[requested], count, cluster)
+        node_gpus, gpu_type = packed_as_requested(jobs["gpu_type"].categories[requested], count, cluster)
         app = truth.application(name)
         largest = max(typed, min(app.max_batch, count * app.local_batches(gpu_type, node_gpus)[1]))
         tried = np.unique(np.rint(np.geomspace(min(typed, app.initial_batch), largest, TUNED_BATCHES)).astype(int))
         run_s = {each: truth.requested_run_s(name, gpu_type, node_gpus, each) for each in (typed, *tried.tolist())}
         batch[mine] = min(run_s, key=lambda each: run_s[each])
-    return replace(workload, global_batch=batch)
+    return workload.with_columns(global_batch=batch)
 
 
 def by_class(workload: Workload, cluster: Cluster, truth: Truth, mix: Sequence[float]) -> Workload:
@@ -185,26 +198,28 @@ def by_class(workload: Workload, cluster: Cluster, truth: Truth, mix: Sequence[f
     (`in_turn`), first over the jobs of the window, then over the carried jobs.
     """
     names, code = _named(workload, truth, CLASSES)
-    silent = np.array([not each for each in workload.models])[workload.model_code]
+    jobs = workload.jobs
+    silent = jobs["model"] == ""
     if odd := np.flatnonzero((code < 0) & ~silent).tolist():
         raise InputError(
-            f"{workload.source}, line {workload.line[odd[0]]}: unknown application "
-            f"{workload.models[workload.model_code[odd[0]]]}; known: {', '.join(truth.names)}."
+            f"{workload.source}, line {jobs['line'][odd[0]]}: unknown application "
+            f"{jobs['model'][odd[0]]}; known: {', '.join(truth.names)}."
         )
-    turns = np.concatenate([np.flatnonzero(silent & part) for part in (~workload.carried, workload.carried)])
+    turns = np.concatenate([np.flatnonzero(silent & part) for part in (~jobs["carried"], jobs["carried"])])
     code[turns] = [names.index(each) for each in in_turn(mix, len(turns))]
-    workload = with_bound_gpus(replace(workload, models=names, model_code=code), truth)
-    batch, scale = np.zeros(len(workload), dtype=np.int32), np.zeros(len(workload))
-    iterations = np.zeros(len(workload))
-    for (model, count, requested), mine in alike(code, workload.gpus, workload.gpu_type_code):
-        node_gpus, gpu_type = packed_as_requested(workload.gpu_types[requested], count, cluster)
+    workload = with_bound_gpus(workload.with_columns(model=coded(code, names)), truth)
+    jobs, kinds = workload.jobs, workload.jobs["gpu_type"]
+    batch, scale = np.zeros(len(jobs), dtype=np.int32), np.zeros(len(jobs))
+    iterations = np.zeros(len(jobs))
+    for (model, count, requested), mine in alike(code, jobs["gpus"], kinds.codes):
+        node_gpus, gpu_type = packed_as_requested(kinds.categories[requested], count, cluster)
         app = truth.application(names[model])
         plan = app.as_requested(gpu_type, node_gpus, _batch_of(app, gpu_type, node_gpus))
         step_s = app.iteration_s(gpu_type, node_gpus, plan)
         if cluster.counts_shares:
             samples = plan.global_batch / count
             step_s = max(step_s, app.fed_s(PROFILED_ON.proportional, PROFILED_ON, min(node_gpus), samples))
-        whole = np.floor(workload.duration_s[mine] / (step_s * truth.slowdown.get(names[model], 1.0)))
+        whole = np.floor(jobs["duration_s"][mine] / (step_s * truth.slowdown.get(names[model], 1.0)))
         batch[mine], iterations[mine] = plan.global_batch, np.maximum(whole, 1.0)
         scale[mine] = iterations[mine] / app.iterations(plan.global_batch)[-1]
     assumption = "Each job was given a model by its class, and as many whole iterations as fit into its logged run time"
@@ -221,8 +236,9 @@ def _named(
 ) -> tuple[tuple[str, ...], NDArray[np.int32]]:
     """The models that jobs may have, and for each row the index of the model that its log names, or −1."""
     names = tuple(dict.fromkeys([*(name for _, models in groups for name in models), *truth.names]))
-    given = np.array([names.index(each) if each in names else -1 for each in workload.models], dtype=np.int32)
-    return names, given[workload.model_code]
+    model = workload.jobs["model"]
+    given = np.array([names.index(each) if each in names else -1 for each in model.categories], dtype=np.int32)
+    return names, given[model.codes]
 
 
 def packed_as_requested(requested: str, gpus: int, cluster: Cluster) -> tuple[NodeGpus, str]:
@@ -238,19 +254,20 @@ def enlarged(workload: Workload, cluster: Cluster, truth: Truth) -> Workload:
     If no plan fits any number of GPUs of the requested type, the next type is tried. Raises InputError if a job with
     plans has no logged iterations, or fits no type.
     """
-    planned = np.array([truth.plans(name) for name in workload.models], dtype=bool)[workload.model_code]
+    jobs = workload.jobs
+    planned = np.array([truth.plans(name) for name in jobs["model"].categories], dtype=bool)[jobs["model"].codes]
     if not planned.any():
         return workload
-    if np.isnan(workload.iterations[planned]).any():
-        row = int(np.flatnonzero(planned & np.isnan(workload.iterations))[0])
+    if np.isnan(jobs["iterations"][planned]).any():
+        row = int(np.flatnonzero(planned & np.isnan(jobs["iterations"]))[0])
         raise InputError(
-            f"{workload.source}, line {workload.line[row]}: job {workload.job_name[row]} has parallel plans, but the "
+            f"{workload.source}, line {jobs['line'][row]}: job {jobs['job_name'][row]} has parallel plans, but the "
             "log does not give its iterations. Type trace.models=llm to keep its run time instead."
         )
-    gpus, type_code = workload.gpus.copy(), workload.gpu_type_code.copy()
-    gpu_types = tuple(dict.fromkeys((*workload.gpu_types, *cluster.gpu_types)))
+    gpus, type_code = jobs["gpus"].copy(), jobs["gpu_type"].codes.astype(np.int32)
+    gpu_types = tuple(dict.fromkeys((*jobs["gpu_type"].categories, *cluster.gpu_types)))
     for row in np.flatnonzero(planned).tolist():
-        name, batch = workload.models[workload.model_code[row]], int(workload.global_batch[row])
+        name, batch = jobs["model"][row], int(jobs["global_batch"][row])
         app, requested = truth.planned_application(name, batch, cluster), gpu_types[type_code[row]]
         for gpu_type, count in _larger(int(gpus[row]), requested, cluster):
             node_gpus, _ = packed_as_requested(gpu_type, count, cluster)
@@ -258,13 +275,13 @@ def enlarged(workload: Workload, cluster: Cluster, truth: Truth) -> Workload:
                 gpus[row], type_code[row] = count, gpu_types.index(gpu_type)
                 break
         else:
-            where = f"{workload.source}, line {workload.line[row]}"
+            where = f"{workload.source}, line {jobs['line'][row]}"
             raise InputError(f"{where}: no plan of {app.name} fits on {cluster.describe()}.")
-    asked_for = np.array([bool(gpu_type) for gpu_type in gpu_types])[workload.gpu_type_code]
-    changed = int(((gpus != workload.gpus) | (asked_for & (type_code != workload.gpu_type_code))).sum())
+    changed = int(((gpus != jobs["gpus"]) | ((jobs["gpu_type"] != "") & (type_code != jobs["gpu_type"].codes))).sum())
     note = f"{changed:,} jobs request more or other GPUs than logged, because no plan of their model fits those"
     notes = (*workload.notes, note) if changed else workload.notes
-    return replace(workload, gpus=gpus, gpu_type_code=type_code, gpu_types=gpu_types, notes=notes)
+    made = workload.with_columns(gpus=gpus, gpu_type=coded(type_code, gpu_types))
+    return replace(made, notes=notes)
 
 
 def _larger(gpus: int, requested: str, cluster: Cluster) -> Iterator[tuple[str, int]]:
@@ -297,19 +314,19 @@ def with_language_models(
     A job's work takes its logged run time on the GPUs and the GPU type that it requests. A job without a requested type
     gets one on which the model fits (`_types_for`), drawn in proportion to the cluster's GPUs.
     """
+    jobs = workload.jobs
     result = mixed(workload, cluster, truth, random)
-    gpus = workload.gpus.astype(np.int64)
+    gpus = jobs["gpus"].astype(np.int64)
     rows = np.flatnonzero((gpus >= from_gpus) & ((gpus & (gpus - 1)) == 0))
     draws = uniform(workload, random, 2)
     known = sorted((tables.model_named(name) for name in tables.language_models()), key=lambda each: each.parameters)
-    names = tuple(dict.fromkeys((*result.models, *(each.name for each in known))))
-    gpu_types = tuple(dict.fromkeys((*workload.gpu_types, *cluster.gpu_types)))
-    code, type_code = result.model_code.copy(), workload.gpu_type_code.copy()
-    batch, scale, on_gpus = result.global_batch.copy(), result.work_scale.copy(), result.gpus.copy()
+    names = tuple(dict.fromkeys((*result.jobs["model"].categories, *(each.name for each in known))))
+    gpu_types = tuple(dict.fromkeys((*jobs["gpu_type"].categories, *cluster.gpu_types)))
+    code, type_code = (each.codes.astype(np.int32) for each in (result.jobs["model"], jobs["gpu_type"]))
+    batch, scale, on_gpus = (result.jobs[name].copy() for name in ("global_batch", "work_scale", "gpus"))
     for row in rows.tolist():
-        long = workload.duration_s[row] * gpus[row] > LONG_GPU_H * 3600.0
-        requested = workload.gpu_types[workload.gpu_type_code[row]]
-        found = _drawn(known, int(gpus[row]), bool(long), requested, cluster, draws[row])
+        long = jobs["duration_s"][row] * gpus[row] > LONG_GPU_H * 3600.0
+        found = _drawn(known, int(gpus[row]), bool(long), jobs["gpu_type"][row], cluster, draws[row])
         if found is None:
             continue
         model, gpu_type = found
@@ -317,28 +334,25 @@ def with_language_models(
         step_s = app.step_s(gpu_type, packed(int(gpus[row]), cluster.largest_nodes[gpu_type]), app.initial_batch)
         code[row], type_code[row] = names.index(model.name), gpu_types.index(gpu_type)
         batch[row], on_gpus[row] = app.initial_batch, gpus[row]
-        scale[row] = max(float(workload.duration_s[row]), TICK_S) / (app.work * step_s)
-    made = int(np.isin(code, [names.index(each.name) for each in known]).sum())
-    if not made:
+        scale[row] = max(float(jobs["duration_s"][row]), TICK_S) / (app.work * step_s)
+    language = int(np.isin(code, [names.index(each.name) for each in known]).sum())
+    if not language:
         raise InputError(
             f"{workload.source}: trace.models=llm gave no job a language model: none requests {from_gpus} GPUs or "
             "more (a power of two), or no model fits. Type trace.llm_gpus=N."
         )
     assumption = (
-        f"{made:,} jobs of {from_gpus} GPUs or more train a language model instead, under its best parallel plan, and "
-        "have the work that fills their run time."
+        f"{language:,} jobs of {from_gpus} GPUs or more train a language model instead, under its best parallel plan, "
+        "and have the work that fills their run time."
     )
-    return replace(
-        result,
-        model_code=code,
-        models=names,
-        gpu_type_code=type_code,
-        gpu_types=gpu_types,
+    made = result.with_columns(
+        model=coded(code, names),
+        gpu_type=coded(type_code, gpu_types),
         gpus=on_gpus,
         global_batch=batch,
         work_scale=scale,
-        assumptions=(*result.assumptions, assumption),
     )
+    return replace(made, assumptions=(*result.assumptions, assumption))
 
 
 def batch_of(model: PlannedModel) -> int:

@@ -38,7 +38,7 @@ def queueing_delays(known: Statistics, rows: TraceRows) -> Iterator[tuple[str, N
         starts = (events.kind == Kind.START) & (events.part == 0)
         first_s = np.full(len(work), np.inf)
         np.minimum.at(first_s, events.job_id[starts], events.time_s[starts])
-        yield f"{name}, {'quotas' if quotas else 'one pool'}", first_s - work.submit_time_s
+        yield f"{name}, {'quotas' if quotas else 'one pool'}", first_s - work.jobs["submit_time_s"]
 
 
 def _main() -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,8 @@ from synergy_core.errors import InputError, same_product, unknown
 from synergy_core.performance.catalog import gpu_sheet, gpu_sheets, gpu_type_named, run_time_ratio
 from synergy_core.scheduling.jobs.cluster import Cluster
 from synergy_core.units import on_grid
-from synergy_runs.inputs.workload import Conversion, Workload, ran_on
+from synergy_runs.inputs.workload import Conversion, Workload
+from synergy_runs.traces.cluster_seen import types_ran_on
 from synergy_sim.assignment import alike, packed_as_requested
 from synergy_sim.truth import Truth
 
@@ -37,7 +39,7 @@ def check_types(
     if truth.profile:
         return
     for gpu_type in cluster.gpu_types:
-        in_log = gpu_type in (*workload.gpu_types, *workload.given_gpu_types)
+        in_log = gpu_type in (*workload.jobs["gpu_type"].categories, *workload.jobs["given_gpu_type"].categories)
         measured = truth.profiles is not None and any(truth.profiles.glob(f"*/placements-{gpu_type}.csv"))
         if not (gpu_sheet(gpu_type) is not None or in_log or gpu_type in anonymous or measured):
             hint = SHEET_HINT.format(name=gpu_type)
@@ -55,10 +57,10 @@ def converted(given: Workload, made: Workload, cluster: Cluster, timed_on: str |
     Raises InputError if the speeds of `timed_on` and of a type of the cluster cannot be compared. Run times on a type
     that only the log names and that has no data sheet are used unchanged, with a note.
     """
-    codes, names = ran_on(given)
-    types = [gpu_type_named(name) or (gpu_type_named(timed_on) if timed_on else "") for name in names]
+    ran_on, bound = types_ran_on(given.jobs), given.jobs["gpu_type"] != ""
+    codes = ran_on.codes
+    types = [gpu_type_named(name) or (gpu_type_named(timed_on) if timed_on else "") for name in ran_on.categories]
     base = _base(types, codes, given, cluster, timed_on)
-    bound = np.array([bool(each) for each in given.gpu_types])[given.gpu_type_code]
     if not base:
         if bound.all() or cluster.gpu_types == (NOMINAL,):
             return made
@@ -69,9 +71,9 @@ def converted(given: Workload, made: Workload, cluster: Cluster, timed_on: str |
         )
         return replace(made, notes=(*made.notes, note))
     factor, jobs, unchanged = np.ones(len(made)), Counter[tuple[str, str]](), Counter[str]()
-    only_run_times = np.isnan(made.work_scale)
-    for (ran, stays, code, gpus), mine in alike(codes, bound, made.gpu_type_code, made.gpus):
-        on, count = packed_as_requested(made.gpu_types[code], gpus, cluster)[1], int(mine.sum())
+    only_run_times, kinds = np.isnan(made.jobs["work_scale"]), made.jobs["gpu_type"]
+    for (ran, stays, code, gpus), mine in alike(codes, bound, kinds.codes, made.jobs["gpus"]):
+        on, count = packed_as_requested(kinds.categories[code], gpus, cluster)[1], int(mine.sum())
         if not _comparable(types[ran], on, timed_on):
             unchanged[types[ran]] += count
             continue
@@ -88,32 +90,35 @@ def converted(given: Workload, made: Workload, cluster: Cluster, timed_on: str |
             conversions.append(Conversion(of, on, ratio.factor, ratio.low, ratio.high, how, jobs=count))
     in_log = {types[code] for code in np.unique(codes).tolist()}
     is_log_hardware = {each.partition("@")[0] for each in cluster.gpu_types} <= in_log
-    whole = np.where(factor == 1.0, made.iterations, np.maximum(np.floor(made.iterations * factor), 1.0))
-    work = np.where(np.isfinite(whole), whole / made.iterations, factor)
+    iterations = made.jobs["iterations"]
+    whole = np.where(factor == 1.0, iterations, np.maximum(np.floor(iterations * factor), 1.0))
+    work = np.where(np.isfinite(whole), whole / iterations, factor)
     notes = [
         f"{count:,} jobs ran on {of or 'an unknown GPU type'} in the log: their run times are used unchanged, because "
         f"its speed is not known{'; trace.gpu_type=TYPE converts them' if not of else ''}"
         for of, count in unchanged.items()
     ]
-    return replace(
-        made,
-        timed_on=base,
-        conversions=tuple(conversions),
-        duration_s=on_grid(made.duration_s * factor),
-        estimate_s=on_grid(made.estimate_s * factor),
-        ran_before_s=on_grid(made.ran_before_s * factor),
-        work_scale=made.work_scale * work,
+    changed = made.with_columns(
+        duration_s=on_grid(made.jobs["duration_s"] * factor),
+        estimate_s=on_grid(made.jobs["estimate_s"] * factor),
+        ran_before_s=on_grid(made.jobs["ran_before_s"] * factor),
+        work_scale=made.jobs["work_scale"] * work,
         # Logged waits mean nothing on GPU types that the log's cluster did not have.
-        log_wait_s=np.where((factor == 1.0) | is_log_hardware, made.log_wait_s, np.nan),
+        log_wait_s=np.where((factor == 1.0) | is_log_hardware, made.jobs["log_wait_s"], np.nan),
         converted_by=factor,
         iterations=whole,
+    )
+    return replace(
+        changed,
+        timed_on=base,
+        conversions=tuple(conversions),
         notes=(*made.notes, *notes),
         assumptions=(*made.assumptions, *([_in_words(conversions)] if conversions else [])),
     )
 
 
 def _base(
-    types: Sequence[str], codes: NDArray[np.int32], given: Workload, cluster: Cluster, timed_on: str | None
+    types: Sequence[str], codes: NDArray[np.integer[Any]], given: Workload, cluster: Cluster, timed_on: str | None
 ) -> str:
     """The GPU type on which run times were logged: `timed_on`, else the type that most jobs ran on.
 

@@ -530,13 +530,16 @@ def jobs_of(
     work: Workload, cluster: Cluster, execution: ExecutionModel, truth: Truth | None, *, tunes_batch: bool
 ) -> Iterator[SimulatedJob]:
     """Yields the workload's jobs in order. tunes_batch: whether training jobs choose their batch."""
-    columns = (work.submit_time_s, work.gpus, work.duration_s, work.estimate_s)
-    codes = (work.virtual_cluster_code, work.user_code, work.gpu_type_code, work.model_code)
-    costs = [_costs_of(model, execution, truth) for model in work.models]
-    is_trained = set() if truth is None else set(np.flatnonzero(np.isfinite(work.work_scale)).tolist())
+    jobs = work.jobs
+    named = tuple(jobs[name] for name in ("virtual_cluster", "user", "gpu_type", "model"))
+    tenants, users, kinds, models = (each.categories.tolist() for each in named)
+    numbers = (jobs[name] for name in ("submit_time_s", "gpus", "duration_s", "estimate_s"))
+    columns = (*numbers, *(each.codes for each in named))
+    costs = [_costs_of(model, execution, truth) for model in models]
+    is_trained = set() if truth is None else set(np.flatnonzero(np.isfinite(jobs["work_scale"])).tolist())
     requests = _requests(work, cluster)
     hosts = cluster.node_type_of
-    rates = speeds(cluster, np.unique(work.gpus).tolist(), work.timed_on)
+    rates = speeds(cluster, np.unique(jobs["gpus"]).tolist(), work.timed_on)
     rules = TrainingRules(
         cluster,
         Disturbance() if truth is None else truth.disturbance,
@@ -546,17 +549,17 @@ def jobs_of(
     )
     chunk = 4_096
     for first in range(0, len(work), chunk):
-        rows = zip(*(column[first : first + chunk].tolist() for column in (*columns, *codes)), strict=True)
+        rows = zip(*(column[first : first + chunk].tolist() for column in columns), strict=True)
         for job_id, (submit_s, gpus, duration_s, estimate_s, tenant, user, kind, model) in enumerate(rows, first):
             row = job_id, submit_s, gpus, duration_s, costs[model]
-            request = Request(work.virtual_clusters[tenant], work.users[user], work.gpu_types[kind], estimate_s)
+            request = Request(tenants[tenant], users[user], kinds[kind], estimate_s)
             if truth is not None and job_id in is_trained:
-                name, scale = work.models[model], float(work.work_scale[job_id])
+                name, scale = models[model], float(jobs["work_scale"][job_id])
                 make: type[TrainingWork] = ReplicaWork
                 application: Application
                 if truth.plans(name):
                     make = ProfiledWork if name in truth.profile else PlannedWork
-                    application = truth.planned_application(name, int(work.global_batch[job_id]), cluster, scale)
+                    application = truth.planned_application(name, int(jobs["global_batch"][job_id]), cluster, scale)
                 else:
                     application = truth.application(name)
                 spec = truth.spec(work, job_id, cluster, costs[model])
@@ -581,12 +584,13 @@ def _requests(work: Workload, cluster: Cluster) -> list[Share | None]:
 
     A job that requests only CPUs gets the memory that is proportional to its GPUs.
     """
+    jobs = work.jobs
     if not cluster.counts_shares:
         return []
-    per_gpu_bytes = work.memory_bytes / work.gpus
+    per_gpu_bytes = jobs["memory_bytes"] / jobs["gpus"]
     brought_bytes = cluster.node_types[0].proportional.memory_bytes
     memory_bytes = np.where(np.isfinite(per_gpu_bytes), per_gpu_bytes, brought_bytes)
-    requests = zip((work.cpus / work.gpus).tolist(), memory_bytes.tolist(), strict=True)
+    requests = zip((jobs["cpus"] / jobs["gpus"]).tolist(), memory_bytes.tolist(), strict=True)
     return [Share(cpus, memory) if cpus > 0 else None for cpus, memory in requests]
 
 

@@ -82,7 +82,7 @@ def prepared_runs(settings: SimulatorSettings) -> Iterator[PreparedRun]:
         workload = trained(settings, workload, cluster, truth, policies.values(), seed)
         if settings.truth.declared_error is None and workload.models_assigned:
             truth = dataclasses.replace(truth, declared_error=ASSIGNED_WORK_ERROR)
-        models = {workload.models[each] for each in np.unique(workload.model_code[np.isfinite(workload.work_scale)])}
+        models = set(workload.jobs["model"][np.isfinite(workload.jobs["work_scale"])].unique())
         for policy in policies.values() if models & set(truth.not_preemptible) else ():
             if isinstance(policy, OrderingPolicy) and (policy.preemptive or cluster.reclaims(policy.preemptive)):
                 raise stops_jobs(policy.name)
@@ -90,7 +90,7 @@ def prepared_runs(settings: SimulatorSettings) -> Iterator[PreparedRun]:
         workload = with_measured(
             estimated(settings.trace, workload, seed, policies.values()), settings.trace.measured_jobs
         )
-        if np.isfinite(workload.work_scale).any():
+        if np.isfinite(workload.jobs["work_scale"]).any():
             assumption = _costs_in_words(settings, truth, execution, policies.values())
             workload = dataclasses.replace(workload, assumptions=(*workload.assumptions, assumption))
         if any(isinstance(each, SharingPolicy) for each in policies.values()):
@@ -157,10 +157,10 @@ def trained(
 ) -> Workload:
     """The workload with models assigned as `trace.models` says and with run times converted to this cluster."""
     wanted = settings.trace.models
-    untimed = bool((np.isfinite(workload.iterations) & (workload.duration_s == 0.0)).any())
+    untimed = bool((np.isfinite(workload.jobs["iterations"]) & (workload.jobs["duration_s"] == 0.0)).any())
     if wanted == "auto":
         needed = any(each.reads_goodput or each.batch == "tuned" for each in policies)
-        given = bool(len(workload)) and bool((with_profiled_batches(workload, truth).global_batch > 0).all())
+        given = bool(len(workload)) and bool((with_profiled_batches(workload, truth).jobs["global_batch"] > 0).all())
         wanted = "as_given" if given or untimed else "mix" if needed else "none"
     elif wanted != "as_given" and untimed:
         raise InputError(

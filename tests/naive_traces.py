@@ -33,8 +33,8 @@ class Trace:
     def rows(self) -> list[tuple[float, int, float, float, str]]:
         """Submission, GPUs, run time, estimate and tenant of each job."""
         work = self.work
-        columns = (work.submit_time_s, work.gpus, work.duration_s, work.estimate_s)
-        tenants = [work.virtual_clusters[code] for code in work.virtual_cluster_code]
+        columns = (work.jobs["submit_time_s"], work.jobs["gpus"], work.jobs["duration_s"], work.jobs["estimate_s"])
+        tenants = list(work.jobs["virtual_cluster"])
         return list(zip(*(column.tolist() for column in columns), tenants, strict=True))
 
     def __str__(self) -> str:

@@ -3,7 +3,6 @@
 import csv
 import os
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -39,13 +38,13 @@ ONE_NODE, OWN, BARE = nodes(24.0), nodes(24.0, count=2), Cluster((NodeType("n", 
 
 
 def names_of(made):
-    return [made.models[code] for code in made.model_code]
+    return list(made.jobs["model"])
 
 
 def ran_s(made, machines, truth=CATALOG):
     """How long each job runs where nobody waits."""
     done = simulate(made, machines, get_policy("fifo"), FREE, truth=truth)
-    return finish_s(done) - made.submit_time_s
+    return finish_s(done) - made.jobs["submit_time_s"]
 
 
 @pytest.mark.parametrize("machines", [OWN, BARE], ids=["as profiled", "without CPUs"])
@@ -54,16 +53,16 @@ def ran_s(made, machines, truth=CATALOG):
 def test_a_job_runs_for_its_traced_time_to_within_an_iteration(machines, model, gpus):
     rows = [(0.0, gpus, 5_000.3), (1e6, gpus, 40_000.7)]
     made = by_class(workload(rows, models=[model] * 2), machines, CATALOG, MIX)
-    short_s = made.duration_s - ran_s(made, machines)
+    short_s = made.jobs["duration_s"] - ran_s(made, machines)
     assert (short_s >= -1e-3).all()
-    assert (short_s <= made.duration_s / made.iterations).all()
-    assert (made.iterations % 1 == 0).all()
+    assert (short_s <= made.jobs["duration_s"] / made.jobs["iterations"]).all()
+    assert (made.jobs["iterations"] % 1 == 0).all()
 
 
 def test_nodes_with_more_cpus_than_profiled_finish_jobs_that_gain_from_them_earlier():
     rows = [(1e6 * at, 1, 36_000.0) for at in range(len(MODELS))]
     own, more = (by_class(workload(rows, models=MODELS), each, CATALOG, MIX) for each in (OWN, nodes(48.0)))
-    assert (own.iterations == more.iterations).all()
+    assert (own.jobs["iterations"] == more.jobs["iterations"]).all()
     faster = dict(zip(MODELS, ran_s(own, OWN) / ran_s(more, nodes(48.0)), strict=True))
     assert faster["alexnet"] == pytest.approx(1.75, rel=0.2)
     assert min(faster.values()) > 1 - 1e-9
@@ -74,13 +73,13 @@ def test_a_job_that_waits_for_its_input_may_be_stopped_in_a_later_epoch():
     """Between its last decision and its stop it has gone through epochs, at the speed of where it was."""
     made = by_class(workload([(0.0, 8, 50_000.0), (30_000.0, 8, 60.0)], models=["alexnet"] * 2), ONE_NODE, CATALOG, MIX)
     done = simulate(made, ONE_NODE, get_policy("srtf"), FREE, truth=CATALOG)
-    run_s = (finish_s(done) - made.submit_time_s) - np.array([finish_s(done)[1] - 30_000.0, 0.0])
-    assert run_s == pytest.approx(made.duration_s, abs=1.0)
+    run_s = (finish_s(done) - made.jobs["submit_time_s"]) - np.array([finish_s(done)[1] - 30_000.0, 0.0])
+    assert run_s == pytest.approx(made.jobs["duration_s"], abs=1.0)
 
 
 def test_a_job_too_short_for_an_iteration_does_one():
     made = by_class(workload([(0.0, 1, 0.1)], models=["res50"]), OWN, CATALOG, MIX)
-    assert made.iterations.tolist() == [1.0]
+    assert made.jobs["iterations"].tolist() == [1.0]
 
 
 def test_named_models_stay_and_silent_rows_take_turns():
@@ -95,7 +94,7 @@ def test_named_models_stay_and_silent_rows_take_turns():
 def test_carrying_jobs_in_changes_no_other_job_s_model():
     rows = [(float(at), 1, 3_600.0) for at in range(30)]
     all_own = workload(rows)
-    carried = replace(all_own, carried=np.arange(30) < 10)
+    carried = all_own.with_columns(carried=np.arange(30) < 10)
     found = names_of(by_class(carried, OWN, CATALOG, MIX))
     assert found[10:] == in_turn(MIX, 20)
     assert found[10:] + found[:10] == in_turn(MIX, 30)
@@ -103,11 +102,11 @@ def test_carrying_jobs_in_changes_no_other_job_s_model():
 
 def test_a_batch_grows_with_the_gpus():
     made = by_class(workload([(0.0, gpus, 3_600.0) for gpus in (1, 4, 16)], models=["res18"] * 3), OWN, CATALOG, MIX)
-    assert made.global_batch.tolist() == [512, 2_048, 8_192]
+    assert made.jobs["global_batch"].tolist() == [512, 2_048, 8_192]
 
 
 def test_a_model_that_nobody_knows_is_refused_by_its_line():
-    made = replace(workload([(0.0, 1, 60.0)], models=["alexnett"]), line=np.array([7], dtype=np.int32))
+    made = workload([(0.0, 1, 60.0)], models=["alexnett"]).with_columns(line=np.array([7], dtype=np.int32))
     with pytest.raises(InputError, match=r"line 7: unknown application alexnett; known: alexnet"):
         by_class(made, OWN, CATALOG, MIX)
 
@@ -118,7 +117,7 @@ def test_philly_keeps_arrivals_gpus_and_run_times():
     machines = cluster_of(settings.cluster, settings.trace, plain)
     made = trained(settings, plain, machines, truth_of(settings, 3), [], 3)
     for column in ("submit_time_s", "gpus", "duration_s"):
-        assert (getattr(made, column) == getattr(plain, column)).all()
+        assert (made.jobs[column] == plain.jobs[column]).all()
     of_class = Counter(next(name for name, models in CLASSES if model in models) for model in names_of(made))
     assert {name: count / len(made) for name, count in of_class.items()} == pytest.approx(
         {"image": 0.2, "language": 0.7, "speech": 0.1}, abs=2 / len(made)
@@ -133,7 +132,7 @@ def test_published_jobs_have_the_published_iterations():
         iteration_s = {row["model"]: float(row["iter_time_s_at_proportional"]) for row in csv.DictReader(stream)}
     with (FOLDER / "workload_9_per_hour_seed42.csv").open(newline="") as stream:
         published = [float(row["duration_s"]) // iteration_s[row["model"]] for row in csv.DictReader(stream)]
-    assert prepared.workload.iterations.tolist() == published
+    assert prepared.workload.jobs["iterations"].tolist() == published
 
 
 def test_the_experiment_is_the_published_cluster_and_measures_its_thousand_jobs():
@@ -142,7 +141,7 @@ def test_the_experiment_is_the_published_cluster_and_measures_its_thousand_jobs(
     assert (node.gpu_type, node.nodes, node.gpus_per_node) == ("v100", 16, 8)
     assert (node.proportional, node.storage_bytes_per_s) == (PROFILED_ON.proportional, 500e6)
     assert (prepared.seed, len(prepared.workload)) == (42, 9_000)
-    assert np.flatnonzero(prepared.workload.measured).tolist() == list(range(4_000, 5_000))
+    assert np.flatnonzero(prepared.workload.jobs["measured"]).tolist() == list(range(4_000, 5_000))
     execution = prepared.execution
     assert (execution.round_s, execution.whole_rounds, execution.free_moves) == (300.0, True, True)
     assert execution.costs.restart_s == execution.costs.launch_s == 0.0

@@ -73,7 +73,7 @@ def test_leases_that_take_long_to_leave_hold_their_gpus_until_then(policy, exit_
 @pytest.mark.parametrize("policy", ["srtf", "las", "tiresias", "themis"])
 def test_a_leaving_job_counts_towards_its_tenants_quota(policy):
     made = random_workload(3, 200, sizes=(1, 2, 4, 8))
-    rows = list(zip(made.submit_time_s.tolist(), made.gpus.tolist(), made.duration_s.tolist(), strict=True))
+    rows = list(zip(*(made.jobs[name].tolist() for name in ("submit_time_s", "gpus", "duration_s")), strict=True))
     machines = cluster(2, virtual_clusters={"a": 8, "b": 8})
     execution = {"round_s": 120.0, "decide_fraction": 0.5, "stretch": "log", "stretch_s": 6.3}
     run(workload(rows, tenants="ab" * 100), machines, policy, Costs(15.0, 15.0, 7.0), **execution)

@@ -31,7 +31,7 @@ def test_waiting_time_equals_mmc():
     submit = np.cumsum(random.exponential(mean_s / (servers * load), jobs))
     work = workload(list(zip(submit, np.ones(jobs, dtype=int).tolist(), random.exponential(mean_s, jobs), strict=True)))
     done = run(work, cluster(1, servers), "fifo")
-    wait_s = (finish_s(done) - work.submit_time_s - work.duration_s).mean()
+    wait_s = (finish_s(done) - work.jobs["submit_time_s"] - work.jobs["duration_s"]).mean()
     expected_s = erlang_c(servers, servers * load) * mean_s / (servers * (1 - load))
     assert wait_s == pytest.approx(expected_s, rel=0.05)
 

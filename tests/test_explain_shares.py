@@ -1,7 +1,6 @@
 """What `synergy_sim.explain` says of CPUs and memory agrees with the run: what a job has, what keeps it from more."""
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -117,7 +116,7 @@ def test_of_a_job_that_only_has_a_run_time_nothing_is_known(tmp_path):
 
 def test_a_request_is_what_a_job_without_a_model_is_measured_by(tmp_path):
     work = workload([(0, 2, 5_000), (0, 6, 5_000)])
-    work = replace(work, cpus=np.array([20.0, 6.0]), memory_bytes=np.array([50 * GB, 60 * GB]))
+    work = work.with_columns(cpus=np.array([20.0, 6.0]), memory_bytes=np.array([50 * GB, 60 * GB]))
     facts = stored(tmp_path, work, Cluster((node(),)), "fifo+proportional")
     told = Answer(facts, 0, 1_000.0)
     assert told.demand.wanted == Share(10.0, 25 * GB)

@@ -44,8 +44,8 @@ def test_after_every_decision_whoever_waits_has_a_reason_and_whoever_started_wou
     quotas = {} if how == "pooled" else {"a": 16, "b": 8, "c": 8}
     jobs = 60
     made = random_workload(6, jobs, sizes=(1, 2, 4, 8), mean_gap_s=120.0)
-    rows = list(zip(made.submit_time_s.tolist(), made.gpus.tolist(), made.duration_s.tolist(), strict=True))
-    estimates = [each * (0.02 if i % 6 == 0 else 1.0) for i, each in enumerate(made.estimate_s.tolist())]
+    rows = list(zip(*(made.jobs[each].tolist() for each in ("submit_time_s", "gpus", "duration_s")), strict=True))
+    estimates = [each * (0.02 if i % 6 == 0 else 1.0) for i, each in enumerate(made.jobs["estimate_s"].tolist())]
     work = workload(rows, tenants=["abc"[i % 3] for i in range(jobs)], estimates=estimates)
     parameters = {"promote_knob": 0.3} if how == "promoting" else {}
     facts = stored(tmp_path, work, cluster(4, virtual_clusters=quotas, borrowing=how == "lent"), name, **parameters)

@@ -34,8 +34,10 @@ def a_year(name: str, seed: int) -> TraceRows:
 
 
 def columns(rows: TraceRows) -> dict[str, np.ndarray]:
-    kept = ("submit_s", "duration_s", "gpus", "virtual_cluster", "user", "end_state")
-    return {column: np.asarray(getattr(rows, column)) for column in kept}
+    """The columns of a generated log, with codes in place of names."""
+    numbers = {name: rows.jobs[name] for name in ("submit_s", "duration_s", "gpus")}
+    codes = {"virtual_cluster": np.int32, "user": np.int32, "end_state": np.int8}
+    return numbers | {name: rows.jobs[name].codes.astype(kind) for name, kind in codes.items()}
 
 
 def digest(rows: TraceRows) -> str:
@@ -108,10 +110,10 @@ def test_jobs_are_possible_and_in_order_of_submission(name):
     assert (jobs["duration_s"] >= 1).all()
     assert (jobs["submit_s"] % 1 == 0).all()
     assert (jobs["duration_s"] % 1 == 0).all()
-    quota = np.array([rows.quotas[tenant] for tenant in rows.virtual_clusters.values()])
+    quota = np.array([rows.quotas[tenant] for tenant in rows.jobs["virtual_cluster"].categories])
     assert (jobs["gpus"] <= quota[jobs["virtual_cluster"]]).all()
     assert sum(known.quotas.values()) == known.nodes * known.gpus_per_node or name == "philly"
-    assert len({len(each) for each in (*jobs.values(), rows.job_name, rows.line, rows.estimate_s)}) == 1
+    assert {len(each) for each in rows.jobs.columns.values()} == {len(rows)}
     assert len(from_rows(rows, name=name)) == len(rows)
     assert "not the real trace" in rows.notes[0]
 
@@ -236,7 +238,7 @@ def test_every_figure_says_where_it_is_from_and_what_no_source_says_is_not_calle
 
 def test_the_share_of_the_top_users_is_theirs():
     rows = generate("venus", jobs=3_000, seed=1)
-    held = np.bincount(rows.user, weights=np.multiply(rows.gpus, rows.duration_s))
+    held = np.bincount(rows.jobs["user"].codes, weights=np.multiply(rows.jobs["gpus"], rows.jobs["duration_s"]))
     top = {each.name: each.generated for each in further(statistics("venus"), rows)}["GPU-time of the top 10% users"]
     assert top == pytest.approx(np.sort(held)[-round(0.1 * len(held)) :].sum() / held.sum())
 

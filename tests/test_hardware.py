@@ -1,7 +1,6 @@
 """Run times are of a GPU type: on another they are converted, and a type that nobody knows is refused."""
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -42,9 +41,9 @@ def prepared(*keys):
 
 
 def test_the_logs_own_waits_are_nobodys_beside_converted_run_times():
-    given = replace(workload([(0, 1, 100), (0, 1, 100)], kinds=["v100", ""]), log_wait_s=np.array([5.0, 7.0]))
-    assert converted(given, given, nodes("v100"), "v100").log_wait_s.tolist() == [5.0, 7.0]
-    np.testing.assert_equal(converted(given, given, nodes("a100", "v100"), "v100").log_wait_s, [5.0, np.nan])
+    given = workload([(0, 1, 100), (0, 1, 100)], kinds=["v100", ""]).with_columns(log_wait_s=np.array([5.0, 7.0]))
+    assert converted(given, given, nodes("v100"), "v100").jobs["log_wait_s"].tolist() == [5.0, 7.0]
+    np.testing.assert_equal(converted(given, given, nodes("a100", "v100"), "v100").jobs["log_wait_s"], [5.0, np.nan])
 
 
 @pytest.fixture
@@ -81,7 +80,7 @@ def test_ratios_are_measured_where_they_can_be_and_else_of_data_sheets():
 def test_another_gpu_type_changes_run_times_and_says_by_how_much():
     as_logged, on_h100 = prepared().workload, prepared("cluster.gpu_type=H100").workload
     ratio = 900 / 3350
-    np.testing.assert_allclose(on_h100.duration_s, as_logged.duration_s * ratio, atol=1e-5)
+    np.testing.assert_allclose(on_h100.jobs["duration_s"], as_logged.jobs["duration_s"] * ratio, atol=1e-5)
     assert not any("H100" in each for each in as_logged.assumptions)
     (told,) = [each for each in on_h100.assumptions if "H100" in each]
     assert all(fact in told for fact in ("V100", "H100", "× 0.269", "900 to 3,350 GB/s", "× 0.126"))
@@ -90,24 +89,24 @@ def test_another_gpu_type_changes_run_times_and_says_by_how_much():
     assert conversion.factor == conversion.high == pytest.approx(ratio)
     assert conversion.low == pytest.approx(125 / 989.4, rel=0.01)
     kept = prepared("cluster.gpu_type=h100", "trace.gpu_type=null").workload
-    assert (kept.duration_s == as_logged.duration_s).all()
+    assert (kept.jobs["duration_s"] == as_logged.jobs["duration_s"]).all()
 
 
 def test_a_training_job_has_the_same_model_and_work_on_any_type():
     """Its models by the log's GPU-time; its work from its run time here, so that it takes that here."""
     here, there = (prepared("trace.models=mix", f"cluster.gpu_type={kind}").workload for kind in ("v100", "a100"))
-    assert [here.models[each] for each in here.model_code] == [there.models[each] for each in there.model_code]
-    np.testing.assert_allclose(there.duration_s, here.duration_s * 900 / 1555, atol=1e-5)
+    assert list(here.jobs["model"]) == list(there.jobs["model"])
+    np.testing.assert_allclose(there.jobs["duration_s"], here.jobs["duration_s"] * 900 / 1555, atol=1e-5)
     truth, row = Truth(None), 0
-    name, batch = there.models[there.model_code[row]], int(there.global_batch[row])
-    alone_s = truth.requested_run_s(name, "a100", (int(there.gpus[row]),), batch)
-    assert there.work_scale[row] * alone_s == pytest.approx(float(there.duration_s[row]), rel=1e-4)
+    name, batch = there.jobs["model"][row], int(there.jobs["global_batch"][row])
+    alone_s = truth.requested_run_s(name, "a100", (int(there.jobs["gpus"][row]),), batch)
+    assert there.jobs["work_scale"][row] * alone_s == pytest.approx(float(there.jobs["duration_s"][row]), rel=1e-4)
 
 
 def test_whole_iterations_stay_whole():
     work = prepared("trace.models=by_class", "cluster.gpu_type=a100").workload
-    assert (work.iterations == np.floor(work.iterations)).all()
-    assert (work.iterations >= 1).all()
+    assert (work.jobs["iterations"] == np.floor(work.jobs["iterations"])).all()
+    assert (work.jobs["iterations"] >= 1).all()
 
 
 ON_A100, ON_T4 = 900 / 1555, 900 / 320
@@ -137,7 +136,7 @@ ON_A100, ON_T4 = 900 / 1555, 900 / 320
 def test_run_times_are_converted_from_the_type_they_are_of(jobs, on, logged_on, run_times_s, conversions, note):
     given = workload([(0, 1, 100)] * len(run_times_s), **jobs)
     made = converted(given, given, nodes(*on), logged_on)
-    assert made.duration_s.tolist() == pytest.approx(run_times_s, abs=1e-3)
+    assert made.jobs["duration_s"].tolist() == pytest.approx(run_times_s, abs=1e-3)
     assert {(each.of, each.on): each.factor for each in made.conversions} == pytest.approx(conversions)
     assert (note in made.notes[0]) if note else made.notes == ()
 
@@ -179,7 +178,7 @@ def test_an_unknown_type_is_refused_with_the_nearest_and_what_to_do():
     check_types(nodes("g2"), log, Truth(None), None)
     there = workload([(0, 1, 100)], given=["gtx-9"])  # a type that the log alone names, where jobs stay on it
     check_types(nodes("gtx-9"), there, Truth(None), None)
-    assert converted(there, there, nodes("gtx-9"), None).duration_s.tolist() == [100]
+    assert converted(there, there, nodes("gtx-9"), None).jobs["duration_s"].tolist() == [100]
     check_types(nodes("g2", "g3"), log, Truth(None), None, ["g3"])
     with pytest.raises(InputError, match=r"unknown GPU type 'g3'.*cluster\.anonymous_gpu_types=\[g3\]"):
         check_types(nodes("g2", "g3"), log, Truth(None), None)
@@ -187,7 +186,7 @@ def test_an_unknown_type_is_refused_with_the_nearest_and_what_to_do():
 
 def test_a_data_sheet_of_ones_own_makes_a_type_known(own_sheet):
     made = prepared("cluster.gpu_type=tpu9", f"cluster.gpu_sheets=[{own_sheet}]")
-    np.testing.assert_allclose(made.workload.duration_s, prepared().workload.duration_s / 2, atol=1e-5)
+    np.testing.assert_allclose(made.workload.jobs["duration_s"], prepared().workload.jobs["duration_s"] / 2, atol=1e-5)
     assert gpu_sheet("tpu9") is not None
 
 

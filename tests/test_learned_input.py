@@ -184,7 +184,7 @@ def test_planted_constants_are_found_in_a_run_with_noise(policy, information, mo
 
 def test_language_jobs_give_cpus_away_after_a_few_reports():
     run, _, prepared = ran("policy=fifo+tune")
-    names = [prepared.workload.models[code] for code in prepared.workload.model_code]
+    names = list(prepared.workload.jobs["model"])
     rows = zip(run.shares.job_id.tolist(), run.shares.time_s.tolist(), run.shares.cpus.tolist(), strict=True)
     by_job = defaultdict(list)
     for job, time_s, cpus in rows:
@@ -207,9 +207,9 @@ def test_tune_keeps_its_promise_but_for_the_rounds_of_the_search():
         rows[job].append(row)
     slow_s = {}
     for job, given_to in rows.items():
-        app = prepared.truth.application(work.models[work.model_code[job]])
-        gpu_s = app.iteration_s("v100", (1,), app.as_requested("v100", (1,), int(work.global_batch[job])))
-        samples = float(work.global_batch[job])
+        app = prepared.truth.application(work.jobs["model"][job])
+        gpu_s = app.iteration_s("v100", (1,), app.as_requested("v100", (1,), int(work.jobs["global_batch"][job])))
+        samples = float(work.jobs["global_batch"][job])
 
         def step_s(share, app=app, gpu_s=gpu_s, samples=samples):
             return max(gpu_s, app.fed_s(share, node, 1, samples))

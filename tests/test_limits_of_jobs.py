@@ -25,7 +25,7 @@ HOSTS = Cluster((NodeType("t4", "t4", 4, 4, 12.0, 250 * GB),))
 
 
 def of(made, jobs, models):
-    names = np.array(made.models)[made.model_code]
+    names = np.asarray(made.jobs["model"])
     return np.isin(names[jobs], list(models))
 
 
@@ -69,7 +69,7 @@ def test_order_that_stops_jobs_is_refused_where_some_may_not_be_stopped(name):
 def test_requests_beyond_the_limits_are_refused_by_whoever_does_not_change_them():
     made = random_training(3, 10, t4s(), sizes=(4,))
     with pytest.raises(InputError, match=r"truth\.min_gpus\.\w+=8: .* requests 4 GPUs, expected 8"):
-        run(made, t4s(), policy_named("sia"), truth=Truth(None, min_gpus=dict.fromkeys(made.models, 8)))
+        run(made, t4s(), policy_named("sia"), truth=Truth(None, min_gpus=dict.fromkeys(made.jobs["model"], 8)))
 
 
 def latest_first(state, *, stays_s):

@@ -31,9 +31,8 @@ def asked(**changed):
 
 def lines(rows):
     """A job a line, numbers to the last digit, as the published list has them."""
-    names = rows.models.values()
-    columns = (rows.job_name, *(each.tolist() for each in (rows.submit_s, rows.duration_s, rows.model, rows.gpus)))
-    return [f"{job},{at:.0f},{run!r},{names[model]},{gpus}" for job, at, run, model, gpus in zip(*columns, strict=True)]
+    columns = (rows.jobs[name].tolist() for name in ("job_name", "submit_s", "duration_s", "model", "gpus"))
+    return [f"{job},{at:.0f},{run!r},{model},{gpus}" for job, at, run, model, gpus in zip(*columns, strict=True)]
 
 
 def workload(*overrides, seed=42):
@@ -59,10 +58,10 @@ def test_the_published_list_has_these_jobs_and_reads_as_them():
 
 def test_other_seeds_draw_other_jobs_by_the_same_law():
     seeds = [draw("osdi22", asked(jobs=4_000), seed) for seed in (0, 1, 2)]
-    assert len({tuple(each.submit_s) for each in seeds} | {tuple(each.duration_s) for each in seeds}) == 6
+    assert len({tuple(each.jobs[name]) for each in seeds for name in ("submit_s", "duration_s")}) == 6
     for rows in seeds:
-        gaps_s = np.diff(rows.submit_s)
-        minutes = np.log10(np.asarray(rows.duration_s) / 60)
+        gaps_s = np.diff(rows.jobs["submit_s"])
+        minutes = np.log10(np.asarray(rows.jobs["duration_s"]) / 60)
         assert gaps_s.mean() == pytest.approx(HOUR_S / 9, rel=0.05)
         assert gaps_s.std() == pytest.approx(HOUR_S / 9, rel=0.1)
         assert 1.5 <= minutes.min() < minutes.max() <= 4.0
@@ -73,17 +72,17 @@ def test_other_seeds_draw_other_jobs_by_the_same_law():
 
 def test_a_rate_changes_arrivals_and_nothing_else():
     slow, fast = (draw("osdi22", asked(jobs=500, jobs_per_hour=rate), 7) for rate in (6.0, 8.5))
-    assert list(slow.duration_s) == list(fast.duration_s)
-    assert list(slow.model) == list(fast.model)
-    assert slow.submit_s[-1] / fast.submit_s[-1] == pytest.approx(8.5 / 6.0, rel=0.01)
+    assert list(slow.jobs["duration_s"]) == list(fast.jobs["duration_s"])
+    assert list(slow.jobs["model"].codes) == list(fast.jobs["model"].codes)
+    assert slow.jobs["submit_s"][-1] / fast.jobs["submit_s"][-1] == pytest.approx(8.5 / 6.0, rel=0.01)
 
 
 def test_jobs_with_philly_s_gpus_are_else_the_same():
     one, many = (draw("osdi22", asked(job_gpus=gpus), 42) for gpus in ("one", "philly"))
-    assert set(one.gpus) == {1}
+    assert set(one.jobs["gpus"]) == {1}
     for column in ("submit_s", "duration_s", "model"):
-        assert np.array_equal(getattr(one, column), getattr(many, column))
-    share = {gpus: count / len(many) for gpus, count in Counter(many.gpus.tolist()).items()}
+        assert np.array_equal(one.jobs[column], many.jobs[column])
+    share = {gpus: count / len(many) for gpus, count in Counter(many.jobs["gpus"].tolist()).items()}
     # philly.json's fractions; jobs of 12 GPUs count as one, larger ones than 16 are not drawn
     known = {1: 0.9327, 2: 0.0221, 4: 0.0228, 8: 0.0200, 16: 0.0024}
     assert share == pytest.approx(known, abs=0.006)
@@ -140,10 +139,10 @@ def test_keys_of_laws_are_refused_where_nothing_reads_them():
 def test_the_trace_has_the_law_s_jobs_in_the_order_of_their_ids():
     work = workload("+trace=osdi22", "trace.jobs=50")
     rows = draw("osdi22", asked(jobs=50), 42)
-    assert work.job_name == [str(number) for number in range(50)]
-    assert work.submit_time_s.tolist() == list(rows.submit_s)
-    assert work.duration_s == pytest.approx(np.asarray(rows.duration_s), abs=2**-20)
-    assert [work.models[code] for code in work.model_code] == in_turn((20, 70, 10), 50)
+    assert work.jobs["job_name"].tolist() == [str(number) for number in range(50)]
+    assert work.jobs["submit_time_s"].tolist() == list(rows.jobs["submit_s"])
+    assert work.jobs["duration_s"] == pytest.approx(np.asarray(rows.jobs["duration_s"]), abs=2**-20)
+    assert list(work.jobs["model"]) == in_turn((20, 70, 10), 50)
     assert "not a real trace: 9 jobs an hour, one GPU each" in work.notes[0]
     assert work.sha256 != workload("+trace=osdi22", "trace.jobs=50", "trace.class_mix=[50,0,50]").sha256
-    assert len(workload("+trace=osdi22", "trace.window=2h")) == (work.submit_time_s < 7_200).sum() == 22
+    assert len(workload("+trace=osdi22", "trace.window=2h")) == (work.jobs["submit_time_s"] < 7_200).sum() == 22

@@ -71,10 +71,8 @@ def simulated(*overrides):
 def replayed(work, profiles, mechanism, cluster, awaited=None):
     """JCTs in seconds, by the plain replay."""
     jobs = [
-        NaiveRow(at_s, run_s, work.models[code])
-        for at_s, run_s, code in zip(
-            work.submit_time_s.tolist(), work.duration_s.tolist(), work.model_code.tolist(), strict=True
-        )
+        NaiveRow(*row)
+        for row in zip(*(work.jobs[name].tolist() for name in ("submit_time_s", "duration_s", "model")), strict=True)
     ]
     done = finish_times_s(jobs, profiles, mechanism, cluster, awaited)
     return {job: end_s - jobs[job].arrival_s for job, end_s in done.items()}

@@ -88,7 +88,7 @@ def test_jobs_stay_on_the_nodes_of_their_partition_under_every_policy(policy, tm
     of_node = [each.partition("@")[2] for each in run.cluster.type_of_node]
     starts = np.flatnonzero(done.events.kind == Kind.START)
     ran_in = [of_node[node] for node in done.events.node[starts]]
-    submitted_to = [work.partitions[work.partition_code[job]] for job in done.events.job_id[starts]]
+    submitted_to = [work.jobs["partition"][job] for job in done.events.job_id[starts]]
     assert len(starts) >= 28
     assert ran_in == submitted_to
 
@@ -99,19 +99,19 @@ def test_a_full_partition_waits_beside_idle_nodes_of_others(log):
         run = prepared(log, "policy=fifo", key)
         events = simulate(run.workload, run.cluster, run.policy, run.execution).events
         starts = events.kind == Kind.START
-        waits_s.append(float(events.time_s[starts].sum() - run.workload.submit_time_s.sum()))
+        waits_s.append(float(events.time_s[starts].sum() - run.workload.jobs["submit_time_s"].sum()))
     assert waits_s[0] > 2 * waits_s[1]
 
 
 def test_nodes_of_a_partition_are_changed_by_naming_them(log):
     types = f"cluster.node_types=[{SHORT}, {LONG}, {OLD}]"
     work = prepared(log, "policy=fifo", "cluster.partitions=trace", types).workload
-    bound = Counter(work.gpu_types[code] for code in work.gpu_type_code)
+    bound = Counter(work.jobs["gpu_type"].categories[code] for code in work.jobs["gpu_type"].codes)
     assert bound == {"a100@short": 30, "h100@long": 15, "v100@old": 15}
     assert [(each.of, each.on, each.jobs) for each in work.conversions] == [("a100", "h100", 15)]
-    is_long = np.array([work.partitions[code] == "long" for code in work.partition_code])
-    np.testing.assert_allclose(work.duration_s[is_long], 900 * 1555 / 3350, atol=1e-3)
-    assert (work.duration_s[~is_long] == 900).all()
+    is_long = np.array([work.jobs["partition"].categories[code] == "long" for code in work.jobs["partition"].codes])
+    np.testing.assert_allclose(work.jobs["duration_s"][is_long], 900 * 1555 / 3350, atol=1e-3)
+    assert (work.jobs["duration_s"][~is_long] == 900).all()
 
 
 @pytest.mark.parametrize("override", ["cluster.nodes=4", "cluster.gpu_type=h100", "cluster.gpus_per_node=2"])
@@ -134,8 +134,7 @@ def test_partitions_on_the_same_nodes_are_one_pool_and_one_on_all_nodes_may_use_
     jobs = [(queue, "t4", on) for queue, on in (("a", "n1"), ("b", "n1"), ("c", "n2"), ("all", "n[1-3]"))]
     run = prepared(on_partitions(tmp_path / "log", *jobs), "policy=fifo", "cluster.partitions=trace")
     assert [(each.gpu_type, each.nodes) for each in run.cluster.node_types] == [("t4@a", 1), ("t4@all", 1), ("t4@c", 1)]
-    bound = run.workload.gpu_types
-    assert [bound[code] for code in run.workload.gpu_type_code] == ["t4@a", "t4@a", "t4@c", ""]
+    assert list(run.workload.jobs["gpu_type"]) == ["t4@a", "t4@a", "t4@c", ""]
 
 
 def test_partitions_that_share_nodes_or_are_not_in_the_log_are_refused(tmp_path):

@@ -37,9 +37,7 @@ def jobs(world, count=3, gpus=8):
     made = workload([(100.0 * each, gpus, 3600.0) for each in range(count)], models=[MODEL] * count)
     app = world.planned_application(MODEL, BATCH, MACHINES)
     scale = 3600.0 / (app.work * app.step_s("a100", (4, 4), BATCH))
-    return replace(
-        made, global_batch=np.full(count, BATCH, dtype=np.int32), work_scale=np.full(count, scale, dtype=np.float64)
-    )
+    return made.with_columns(global_batch=BATCH, work_scale=scale)
 
 
 def task(world, *, plans=True):

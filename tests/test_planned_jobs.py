@@ -80,7 +80,7 @@ def test_every_job_ends_once_and_none_runs_where_no_plan_fits(name):
     """`run` checks the log of facts; a job that is given GPUs on which no plan fits raises."""
     made = some(jobs=14)
     done = run(made, MACHINES, name, Costs(0.0, 30.0), truth=BLURRED)
-    assert (finish_s(done) > made.submit_time_s).all()
+    assert (finish_s(done) > made.jobs["submit_time_s"]).all()
 
 
 def test_fifo_reproduces_the_run_times_of_the_trace():
@@ -88,28 +88,28 @@ def test_fifo_reproduces_the_run_times_of_the_trace():
     made = some(jobs=8, gap_s=2e6, truth=BLURRED)
     calm = replace(BLURRED, disturbance=Disturbance(seed=4))
     done = run(made, MACHINES, "fifo", Costs(0.0, 0.0), truth=calm, startup_s=60.0)
-    lasted = finish_s(done) - made.submit_time_s
-    planned = np.array([BLURRED.plans(name) for name in made.models])[made.model_code]
+    lasted = finish_s(done) - made.jobs["submit_time_s"]
+    planned = np.array([BLURRED.plans(name) for name in made.jobs["model"]])
     assert planned.any()
-    assert lasted - 60.0 * planned == pytest.approx(made.duration_s, rel=1e-4)
+    assert lasted - 60.0 * planned == pytest.approx(made.jobs["duration_s"], rel=1e-4)
 
 
 def test_only_large_jobs_become_language_models_that_fit_on_what_they_ask_for():
     made = some(jobs=60)
-    planned = np.array([BLURRED.plans(name) for name in made.models])[made.model_code]
-    assert (made.gpus[planned] >= 2).all()
-    assert not planned[made.gpus < 2].any()
+    planned = np.array([BLURRED.plans(name) for name in made.jobs["model"]])
+    assert (made.jobs["gpus"][planned] >= 2).all()
+    assert not planned[made.jobs["gpus"] < 2].any()
     for row in np.flatnonzero(planned):
-        model, kind = made.models[made.model_code[row]], made.gpu_types[made.gpu_type_code[row]]
-        app = BLURRED.planned_application(model, int(made.global_batch[row]), MACHINES)
-        assert np.isfinite(app.step_s(kind, (int(made.gpus[row]),), app.initial_batch))
+        model, kind = made.jobs["model"][row], made.jobs["gpu_type"][row]
+        app = BLURRED.planned_application(model, int(made.jobs["global_batch"][row]), MACHINES)
+        assert np.isfinite(app.step_s(kind, (int(made.jobs["gpus"][row]),), app.initial_batch))
 
 
 def test_assignment_is_the_same_for_a_seed_and_another_for_another():
     once, again, other = some(jobs=40), some(jobs=40), some(jobs=40, seed=3)
-    np.testing.assert_array_equal(once.model_code, again.model_code)
-    np.testing.assert_array_equal(once.work_scale, again.work_scale)
-    assert (once.model_code != other.model_code).any()
+    np.testing.assert_array_equal(once.jobs["model"].codes, again.jobs["model"].codes)
+    np.testing.assert_array_equal(once.jobs["work_scale"], again.jobs["work_scale"])
+    assert (once.jobs["model"].codes != other.jobs["model"].codes).any()
 
 
 def test_small_traces_without_large_jobs_say_so():
@@ -214,22 +214,22 @@ def test_plus_plans_says_where_it_makes_no_sense(name, says):
 
 def test_jobs_of_a_log_get_as_many_gpus_as_a_plan_needs():
     made = workload([(0, 1, 0), (5, 4, 0)], models=["big-llm", "small-llm"], kinds=["a10", "v100"])
-    made = replace(made, global_batch=np.array([256, 256], dtype=np.int32), iterations=np.array([100.0, 50.0]))
+    made = made.with_columns(global_batch=np.array([256, 256], dtype=np.int32), iterations=np.array([100.0, 50.0]))
     given = as_given(made, MACHINES, EXACT)
-    assert given.gpus[0] > 1
-    assert given.gpus[1] == 4
+    assert given.jobs["gpus"][0] > 1
+    assert given.jobs["gpus"][1] == 4
     app = EXACT.planned_application("small-llm", 256, MACHINES)
-    assert given.duration_s[1] == pytest.approx(50.0 * app.step_s("v100", (4,), 256), rel=1e-6)
+    assert given.jobs["duration_s"][1] == pytest.approx(50.0 * app.step_s("v100", (4,), 256), rel=1e-6)
     assert np.isfinite(finish_s(run(given, MACHINES, "crius", truth=EXACT))).all()
     with pytest.raises(InputError, match="iterations"):
-        as_given(replace(made, iterations=np.full(2, np.nan)), MACHINES, EXACT)
+        as_given(made.with_columns(iterations=np.full(2, np.nan)), MACHINES, EXACT)
 
 
 def test_crius_makes_room_for_an_arrival_by_halving_others():
     """Two jobs fill the only nodes; the third is let in at once, because what they lose is less than what it gains."""
     machines = Cluster((NodeType("a", "a100", 2, 4),))
     made = workload([(0, 4, 0), (0, 4, 0), (400, 4, 0)], models=["small-llm"] * 3)
-    made = replace(made, global_batch=np.full(3, 256, dtype=np.int32), iterations=np.full(3, 2_000.0))
+    made = made.with_columns(global_batch=np.full(3, 256, dtype=np.int32), iterations=np.full(3, 2_000.0))
     done = run(as_given(made, machines, EXACT), machines, "crius", truth=EXACT)
     events = done.events
     first = events.time_s[(events.kind == int(Kind.START)) & (events.job_id == 2)].min()
@@ -240,10 +240,10 @@ def test_crius_makes_room_for_an_arrival_by_halving_others():
 def test_crius_grows_what_is_alone():
     machines = Cluster((NodeType("a", "a100", 4, 4),))
     made = workload([(0, 2, 0)], models=["small-llm"])
-    made = replace(made, global_batch=np.array([256], dtype=np.int32), iterations=np.array([5_000.0]))
+    made = made.with_columns(global_batch=np.array([256], dtype=np.int32), iterations=np.array([5_000.0]))
     given = as_given(made, machines, EXACT)
     done = run(given, machines, "crius", truth=EXACT)
-    assert finish_s(done)[0] < 0.5 * given.duration_s[0]
+    assert finish_s(done)[0] < 0.5 * given.jobs["duration_s"][0]
     assert done.events.gpus[done.events.kind == int(Kind.START)].max() == 16
 
 
@@ -255,7 +255,7 @@ def test_the_experiment_on_an_eighth_of_its_cluster():
     for each in prepared_runs(settings):
         done = simulate(each.workload, each.cluster, each.policy, each.execution, truth=each.truth)
         check(done)
-        mean_s[each.policy.name] = (finish_s(done) - each.workload.submit_time_s).mean()
+        mean_s[each.policy.name] = (finish_s(done) - each.workload.jobs["submit_time_s"]).mean()
     assert mean_s["synergy"] < mean_s["crius"]
 
 
@@ -287,7 +287,7 @@ def test_jobs_end_where_many_plans_run_out_of_memory_and_later_than_where_none_d
     for memory_error in (False, True):
         truth = replace(BLURRED, planned=PlannedTruth(memory_error=memory_error))
         ends.append(finish_s(run(made, MACHINES, name, Costs(0.0, 30.0), truth=truth)))
-        assert (ends[-1] > made.submit_time_s).all()
+        assert (ends[-1] > made.jobs["submit_time_s"]).all()
     assert ends[1].mean() > ends[0].mean()
 
 
@@ -297,7 +297,7 @@ def test_jobs_end_where_every_plan_runs_out_of_memory_but_on_the_requested_gpus(
     monkeypatch.setattr(PlannedTruth, "runs_out", lambda self, seed, model, gpu_type, plan: plan.gpus > 1)
     truth = replace(BLURRED, planned=PlannedTruth(memory_error=True))
     made = some(jobs=12)
-    assert (finish_s(run(made, MACHINES, name, Costs(0.0, 30.0), truth=truth)) > made.submit_time_s).all()
+    assert (finish_s(run(made, MACHINES, name, Costs(0.0, 30.0), truth=truth)) > made.jobs["submit_time_s"]).all()
 
 
 def test_plans_err_each_for_itself_and_alike_where_they_share_degrees():

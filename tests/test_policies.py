@@ -23,7 +23,7 @@ def test_gpu_seconds_delivered_equal_the_traces_exactly(name):
     work = random_workload(8, 300)
     done = simulate(work, cluster(5), get_policy(name), ExecutionModel(Costs(restart_s=0.0)))
     events = facts(done)
-    gpus = dict(enumerate(work.gpus.tolist()))
+    gpus = dict(enumerate(work.jobs["gpus"].tolist()))
     sign = {"start": -1, "stop": 1, "finish": 1}
     delivered = sum(sign[kind] * int(time_s * 2**20) * gpus[job_id] for time_s, kind, job_id in events)
     assert delivered == work_ticks(work)

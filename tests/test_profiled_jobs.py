@@ -145,15 +145,15 @@ def jobs(*rows):
     """rows: (submit_s, gpus, iterations)."""
     made = workload([(submit_s, gpus, 1.0) for submit_s, gpus, _ in rows], models=["wide"] * len(rows))
     iterations = np.array([each[2] for each in rows], dtype=float)
-    return replace(made, global_batch=np.full(len(rows), 8, dtype=np.int32), iterations=iterations)
+    return made.with_columns(global_batch=np.full(len(rows), 8, dtype=np.int32), iterations=iterations)
 
 
 def test_a_job_that_names_no_batch_has_its_models():
     work = jobs((0.0, 1, 100))
-    none = replace(work, global_batch=np.zeros(1, dtype=np.int32))
+    none = work.with_columns(global_batch=np.zeros(1, dtype=np.int32))
     truth = Truth(None, profile=PROFILE)
-    assert as_given(none, CPUS, truth).global_batch.tolist() == [8]
-    assert as_given(none, CPUS, truth).duration_s.tolist() == pytest.approx([10.0])
+    assert as_given(none, CPUS, truth).jobs["global_batch"].tolist() == [8]
+    assert as_given(none, CPUS, truth).jobs["duration_s"].tolist() == pytest.approx([10.0])
 
 
 def run(work, policy, round_s=5.0, **more):

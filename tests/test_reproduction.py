@@ -31,7 +31,7 @@ def jct_s(experiment, file, policy, *overrides):
     workload = trained(settings, workload, cluster, truth, policies.values(), 0)
     done = simulate(workload, cluster, policies[policy], execution_of(settings), truth=truth)
     check(done)
-    return dict(zip(workload.job_name, finish_s(done) - workload.submit_time_s, strict=True))
+    return dict(zip(workload.jobs["job_name"], finish_s(done) - workload.jobs["submit_time_s"], strict=True))
 
 
 def mean_h(*arguments):
@@ -81,5 +81,5 @@ def test_a_policys_companions_do_not_change_its_result():
     workload = trained(settings, workload, cluster, truth, policies.values(), 0)
     for name in ("optimus", "tiresias"):
         done = simulate(workload, cluster, policies[name], execution_of(settings), truth=truth)
-        ends = dict(zip(workload.job_name, finish_s(done) - workload.submit_time_s, strict=True))
+        ends = dict(zip(workload.jobs["job_name"], finish_s(done) - workload.jobs["submit_time_s"], strict=True))
         assert ends == jct_s("pollux_osdi21", file, name)

@@ -2,7 +2,6 @@
 
 import csv
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -111,7 +110,7 @@ def test_schedulers_are_told_of_the_input_and_users_where_it_is_known_from(tmp_p
         None, sensitivities=written(tmp_path, ONE_MODEL.replace("lenet", "gnmt"), ONE_GRID.replace("lenet", "gnmt"))
     )
     work = workload([(0, 1, 100), (0, 1, 100)], models=["gnmt", "bert"])
-    work = replace(work, global_batch=np.array([128, 12], dtype=np.int32))
+    work = work.with_columns(global_batch=np.array([128, 12], dtype=np.int32))
     made = as_given(work, machine, truth)
     specs = [truth.spec(made, job, machine, Costs()) for job in (0, 1)]
     assert isinstance(specs[0].pipeline, PipelineTable)

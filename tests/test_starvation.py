@@ -31,7 +31,7 @@ def waits(policy, max_wait, work):
     """The longest single wait of each job, and the run."""
     run = simulate(work, Cluster((TWO,), max_wait=max_wait), get_policy(policy))
     check(run)
-    since_s, longest_s = dict(enumerate(work.submit_time_s.tolist())), dict.fromkeys(range(len(work)), 0.0)
+    since_s, longest_s = dict(enumerate(work.jobs["submit_time_s"].tolist())), dict.fromkeys(range(len(work)), 0.0)
     for time_s, kind, job, *_ in facts(run):
         if kind == "start":
             longest_s[job] = max(longest_s[job], time_s - since_s[job])

@@ -90,9 +90,11 @@ def _never_smaller_than_what_was_used(
             continue
         found = Counter({(each.gpu_type, each.gpus_per_node): each.nodes for each in seen(rows).nodes})
         as_seen = sorted((size for (_, size), count in found.items() for _ in range(count)), reverse=True)
-        assert sum(as_seen) >= most_at_once(rows.start_s, rows.start_s + rows.duration_s, rows.gpus)
+        start_s, end_s = rows.jobs["start_s"], rows.jobs["start_s"] + rows.jobs["duration_s"]
+        assert sum(as_seen) >= most_at_once(start_s, end_s, rows.jobs["gpus"])
         if named:
-            assert all(sum(as_seen[:nodes]) >= gpus for gpus, nodes in zip(rows.gpus, rows.log_nodes, strict=True))
+            held = zip(rows.jobs["gpus"], rows.jobs["log_nodes"], strict=True)
+            assert all(sum(as_seen[:nodes]) >= gpus for gpus, nodes in held)
             on_node = [np.array([at for name, *at in sure if name == node]).T for node in {name for name, *_ in sure}]
             peaks = sorted((most_at_once(*each) for each in on_node), reverse=True)
             assert len(as_seen) == len({node for _, _, parts, _ in jobs for node in parts})
@@ -116,7 +118,7 @@ def test_waiting_passes_with_room_while_enough_gpus_of_a_type_that_the_job_may_u
     asked, run_s = np.where(random.random(jobs) < 0.5, types, ""), random.integers(0, 60, jobs)
     values = {"submit_s": submit_s, "start_s": start_s, "duration_s": run_s, "gpus": random.choice([1, 2, 4, 8], jobs)}
     rows.add(np.arange(jobs), job_name="", gpu_type=asked, given_gpu_type=types, **values)
-    second, gpus = np.arange(400)[:, None], rows.gpus
+    second, gpus = np.arange(400)[:, None], rows.jobs["gpus"]
     use = np.where((start_s <= second) & (second < start_s + run_s), gpus, 0)
     used = {kind: use[:, types == kind].sum(axis=1) for kind in set(types)}
     expected = [

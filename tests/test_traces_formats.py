@@ -30,7 +30,7 @@ from synergy_runs.inputs.workload import from_rows
 from synergy_runs.traces import formats, read_trace
 from synergy_runs.traces.cluster_seen import seen
 from synergy_runs.traces.command import lines
-from synergy_runs.traces.rows import COLUMNS, TraceRows, epoch_s
+from synergy_runs.traces.rows import LOG, TraceRows, epoch_s
 from synergy_runs.traces.slurm import elapsed_s
 
 Row = dict[str, Any] | str
@@ -101,12 +101,8 @@ def read(folder: Path, name: str, *rows: Row, **how: Any) -> TraceRows:
 
 
 def values(rows: TraceRows, column: str) -> list[object]:
-    """A column with names in place of their codes."""
-    found = getattr(rows, column)
-    if names := COLUMNS.get(column, {}).get("names"):
-        known = getattr(rows, names).values()
-        return [known[code] for code in found]
-    return list(found)
+    """The values of a column, or of a fact of the log."""
+    return list(rows.jobs[column] if column in LOG else getattr(rows, column))
 
 
 def amount(text: str) -> float:
@@ -207,8 +203,7 @@ def test_two_jobs_under_one_id_are_refused_with_both_lines(tmp_path: Path, name:
 
 
 def columns(rows: TraceRows) -> dict[str, NDArray[Any]]:
-    found = {name: getattr(rows, name) for name in TraceRows.__slots__}
-    return {name: each for name, each in found.items() if isinstance(each, np.ndarray) and name != "retry_gap_s"}
+    return {name: np.asarray(each) for name, each in rows.jobs.columns.items()}
 
 
 @pytest.mark.parametrize("name", LOGS)
@@ -217,16 +212,14 @@ def test_a_log_is_recognised_packed_or_not_and_every_job_has_every_column(tmp_pa
     path = written(tmp_path, text, "log")
     assert [each.NAME for each in formats().values() if each.recognises(path, text)] == [name]
     rows = read_trace(path)
-    assert {len(each) for each in columns(rows).values()} == {len(rows)} == {len(rows.job_name)} == {1}
-    assert all(each > 0 or math.isnan(each) for each in (*rows.cpus, *rows.memory_bytes))
+    assert {len(each) for each in columns(rows).values()} == {len(rows)} == {1}
+    assert all(each > 0 or math.isnan(each) for each in (*rows.jobs["cpus"], *rows.jobs["memory_bytes"]))
     work = from_rows(rows, name="log")
-    assert len(work.cpus) == len(work.memory_bytes) == len(work)
+    assert len(work.jobs["cpus"]) == len(work.jobs["memory_bytes"]) == len(work)
     (tmp_path / "log.gz").write_bytes(gzip.compress(text.encode()))
     packed = read_trace(tmp_path / "log.gz")
-    assert (packed.format_name, packed.job_name, packed.notes) == (name, rows.job_name, rows.notes)
-    assert {key: each.tobytes() for key, each in columns(packed).items()} == {
-        key: each.tobytes() for key, each in columns(rows).items()
-    }
+    assert (packed.format_name, packed.notes) == (name, rows.notes)
+    np.testing.assert_equal(columns(packed), columns(rows))
 
 
 @pytest.mark.parametrize("name", LOGS)
@@ -308,10 +301,10 @@ def test_phillys_log_as_csv_and_as_json_is_the_same_workload(
         from_rows(read(folder, name, *rows), name="philly")
         for name, rows in (("philly_csv", in_csv), ("philly_json", in_json))
     )
-    for column in ("submit_time_s", "duration_s", "gpus", "virtual_cluster_code"):
-        assert np.array_equal(getattr(one, column), getattr(two, column)), column
-    assert one.virtual_clusters == two.virtual_clusters
-    ties = [np.argsort(np.argsort(each.line)) for each in (one, two)]
+    for column in ("submit_time_s", "duration_s", "gpus", "virtual_cluster"):
+        assert np.array_equal(one.jobs[column], two.jobs[column]), column
+    assert list(one.jobs["virtual_cluster"].categories) == list(two.jobs["virtual_cluster"].categories)
+    ties = [np.argsort(np.argsort(each.jobs["line"])) for each in (one, two)]
     assert np.array_equal(*ties)  # they stay in file order
 
 

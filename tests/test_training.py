@@ -150,7 +150,7 @@ def test_training_jobs_that_were_logged_below_a_second_run_their_own_time():
 def test_epochs_end_at_whole_seconds_where_the_published_simulators_say_so():
     made = as_given(with_work(training([(0, 4, 100, "cifar10")], t4s()), batch=512), t4s(), CATALOG)
     exact, whole = (finish_s(run(made, t4s(), "fifo", whole_seconds=each))[0] for each in (False, True))
-    assert exact == pytest.approx(made.duration_s[0], abs=MEASURED_S)
+    assert exact == pytest.approx(made.jobs["duration_s"][0], abs=MEASURED_S)
     assert whole == round(whole)
     epochs = len(CATALOG.application("cifar10").work_at_epoch_end)
     assert abs(whole - exact) <= epochs / 2
@@ -176,9 +176,9 @@ def test_whole_seconds_with_rounds_between_them_end_every_job_once(name, round_s
 def test_rigid_policies_replay_a_mixed_log_as_if_run_times_were_all_there_is(name, round_s, costs):
     machine = t4s(1, 16)  # on one node, placement cannot make a job slower
     made = random_training(5, 60, machine)
-    made = replace(made, duration_s=on_grid(made.duration_s + 0.37))  # no end on the edge of a round
+    made = made.with_columns(duration_s=on_grid(made.jobs["duration_s"] + 0.37))  # no end on the edge of a round
     made = mixed(made, machine, CATALOG, np.random.default_rng(1))
-    plain = replace(made, work_scale=np.full(len(made), np.nan))
+    plain = made.with_columns(work_scale=np.full(len(made), np.nan))
     ends = [finish_s(run(each, machine, name, costs, round_s=round_s)) for each in (made, plain)]
     np.testing.assert_allclose(ends[0], ends[1], atol=MEASURED_S)
 
@@ -194,7 +194,7 @@ def test_every_mixed_job_lasts_as_traced_on_what_it_requested(gpus, duration_s, 
     truth = Truth(None, slowdown=dict.fromkeys(["bert", "cifar10", "imagenet"], slowdown))
     made = mixed(workload([(0, gpus, duration_s)], models=[application]), t4s(), truth, np.random.default_rng(3))
     done = run(made, t4s(), "fifo", truth=truth)
-    assert finish_s(done)[0] == pytest.approx(made.duration_s[0], abs=MEASURED_S)
+    assert finish_s(done)[0] == pytest.approx(made.jobs["duration_s"][0], abs=MEASURED_S)
     assert done.events.gpus[done.events.kind == 1].tolist()[0] == gpus
 
 
@@ -202,7 +202,7 @@ def test_mixed_jobs_request_their_type_and_are_measured_there():
     rows = [(0, 2, 5_000, "bert"), (0, 2, 5_000, "bert"), (0, 2, 5_000, "bert")]
     made = training(rows, three_types(), kinds=["a100", "t4", ""])
     assert finish_s(run(made, three_types(), "fifo")) == pytest.approx([5_000] * 3, abs=MEASURED_S)
-    assert made.work_scale[0] == made.work_scale[2] > made.work_scale[1]
+    assert made.jobs["work_scale"][0] == made.jobs["work_scale"][2] > made.jobs["work_scale"][1]
 
 
 def worked(monkeypatch):
@@ -240,8 +240,8 @@ def test_progress_of_all_runs_adds_up_to_the_work(monkeypatch, execution):
     made = random_training(4, 30, machine)
     done = run(made, machine, "synergy", Costs(20.0, 20.0, 5.0), **execution)
     assert (done.events.kind == 2).sum() > 10
-    work = [CATALOG.application(made.models[code]).work for code in made.model_code]
-    assert [added[job] for job in range(len(made))] == pytest.approx(made.work_scale * work, rel=1e-9)
+    work = [CATALOG.application(made.jobs["model"].categories[code]).work for code in made.jobs["model"].codes]
+    assert [added[job] for job in range(len(made))] == pytest.approx(made.jobs["work_scale"] * work, rel=1e-9)
 
 
 def test_more_gpus_never_slow_a_lone_job_that_tunes_its_batch():
@@ -261,8 +261,8 @@ def test_more_gpus_than_the_largest_batch_can_feed_are_survived(policy):
 
 def test_jobs_that_only_have_a_run_time_share_the_cluster_with_training_jobs():
     made = training(SOME, t4s())
-    made = replace(made, work_scale=np.where(np.arange(4) == 1, np.nan, made.work_scale))
-    assert (finish_s(run(made, t4s(1, 16), "fifo")) - made.submit_time_s)[1] == 900
+    made = made.with_columns(work_scale=np.where(np.arange(4) == 1, np.nan, made.jobs["work_scale"]))
+    assert (finish_s(run(made, t4s(1, 16), "fifo")) - made.jobs["submit_time_s"])[1] == 900
 
 
 class _Short(Truth):

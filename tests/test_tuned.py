@@ -40,13 +40,14 @@ def test_no_other_batch_ends_a_tuned_job_notably_sooner(gpus):
     made = training([(0, gpus, 1_000, name) for name in NAMES], t4s(2, 8))
     best = tuned(made, t4s(2, 8), CATALOG)
     node_gpus, gpu_type = packed_as_requested("", gpus, t4s(2, 8))
-    for row, code in enumerate(best.model_code.tolist()):
-        name = best.models[code]
+    for row, name in enumerate(best.jobs["model"]):
         app = CATALOG.application(name)
         most = min(app.max_batch, gpus * app.local_batches(gpu_type, node_gpus)[1])
         others = np.unique(np.linspace(app.initial_batch, max(most, app.initial_batch), 300).astype(int)).tolist()
         fastest_s = min(CATALOG.requested_run_s(name, gpu_type, node_gpus, each) for each in others)
-        assert CATALOG.requested_run_s(name, gpu_type, node_gpus, int(best.global_batch[row])) <= 1.02 * fastest_s
+        assert (
+            CATALOG.requested_run_s(name, gpu_type, node_gpus, int(best.jobs["global_batch"][row])) <= 1.02 * fastest_s
+        )
 
 
 def test_a_tuned_row_is_compared_on_the_same_jobs_and_the_gain_is_split(tmp_path, typed, log):

@@ -246,7 +246,7 @@ def test_an_allocation_is_given_the_same_predictions_users_and_priorities_as_an_
         return state.in_order(state.predicted_duration_s.argsort())
 
     rows = [(60.0 * at, 1, 30.0 + 7 * at) for at in range(40)]
-    jobs = dataclasses.replace(workload(rows), user_code=np.arange(40, dtype=np.int32) % 3, users=("ann", "bob", "cy"))
+    jobs = workload(rows).with_columns(user=[("ann", "bob", "cy")[row % 3] for row in range(40)])
     done = [simulate(jobs, cluster(1), get_policy(name), ExecutionModel(round_s=60.0)) for name in ("qssf", "known")]
     expected, given = (each.predicted_duration_s.tolist() for each in done)
     assert expected == given

@@ -55,9 +55,9 @@ def random_training(seed, jobs, machines, *, truth=CATALOG, sizes=(1, 2, 4, 8), 
 def with_work(made: Workload, *, batch=None, scale=None) -> Workload:
     """The same jobs with another requested batch, or another amount of work relative to their application's."""
     if batch is not None:
-        made = replace(made, global_batch=np.broadcast_to(np.int32(batch), len(made)).copy())
+        made = made.with_columns(global_batch=np.broadcast_to(np.int32(batch), len(made)).copy())
     if scale is not None:
-        made = replace(made, work_scale=np.broadcast_to(float(scale), len(made)).copy())
+        made = made.with_columns(work_scale=np.broadcast_to(float(scale), len(made)).copy())
     return made
 
 

@@ -43,7 +43,7 @@ def window(days: int, nodes: int, seed: int) -> Result:
     found: Result = {"load": jobs.offered_load_fraction(cluster.gpus)}
     for name in OTHERS:
         means_s = mean_jcts(jct_s[name], jct_s[FIRST])
-        found[name] = [*means_s, max(means_s) - float(jobs.duration_s.mean())]  # restarts cost nothing here
+        found[name] = [*means_s, max(means_s) - float(jobs.jobs["duration_s"].mean())]  # restarts cost nothing here
     return found
 
 

@@ -239,7 +239,7 @@ def worst_fairness(folder: Path, settings: Any) -> Result:
     per_node = {node.gpu_type: node.gpus_per_node for node in cluster.node_types}
     fairness = np.zeros(len(jobs))
     for at, (jct_s, active) in enumerate(jobs.itertuples(index=False)):
-        model = workload.models[workload.model_code[at]]
+        model = workload.jobs["model"][at]
         app = truth.application(model)
         launch_s = execution.costs_by_model.get(model, execution.costs).launch_s
         for gpu_type in cluster.gpu_types:

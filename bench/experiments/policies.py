@@ -36,7 +36,7 @@ def philly() -> Workload:
 def estimates() -> dict[str, np.ndarray]:
     """Draws run times that users could have declared, by how they are drawn."""
     random = np.random.default_rng(0)
-    true_s = philly().duration_s
+    true_s = philly().jobs["duration_s"]
     return {
         "true": true_s,
         "true × (1 + 4·U)": on_grid(true_s * (1 + 4 * random.random(len(true_s)))),
@@ -53,7 +53,7 @@ SPREAD = "true × (1 + 4·U)"
 def replay(policy: str, parameters: Parameters = (), estimate: str = SPREAD) -> dict[str, Any]:
     """Simulates the four weeks under one policy or a variant of themis."""
     chosen = VARIANTS[policy]() if policy in VARIANTS else get_policy(policy).with_parameters(**dict(parameters))
-    jobs = dataclasses.replace(philly(), estimate_s=estimates()[estimate])
+    jobs = philly().with_columns(estimate_s=estimates()[estimate])
     done = simulate(jobs, CLUSTER, chosen, ExecutionModel(Costs(restart_s=30.0)))
     found = job_table(done)
     jct_h = found.jct_s / HOUR_S
@@ -63,7 +63,7 @@ def replay(policy: str, parameters: Parameters = (), estimate: str = SPREAD) -> 
         "p99_jct_h": percentile(jct_h, 99),
         "preemptions": int(found.preemptions.sum()),
         "decisions": len(done.decisions.time_s),
-        "rank_correlation": spearman(estimates()[estimate], philly().duration_s),
+        "rank_correlation": spearman(estimates()[estimate], philly().jobs["duration_s"]),
     }
 
 

@@ -19,17 +19,17 @@ def bound(experiment: str) -> Result:
     from synergy_sim.prepare import prepared_runs
 
     run = next(prepared_runs(compose([experiment, "policy=[synergy]"])[0]))
-    jobs, rows = run.workload, run.truth.profile
+    jobs, rows = run.workload.jobs, run.truth.profile
     alone_s = np.empty(len(jobs))
-    for code, batch in {*zip(jobs.model_code.tolist(), jobs.global_batch.tolist(), strict=True)}:
-        mine = (jobs.model_code == code) & (jobs.global_batch == batch)
-        steps = [row.step_s for row in rows[jobs.models[code]].rows if row.plan.global_batch == batch]
-        alone_s[mine] = run.execution.costs.launch_s + jobs.iterations[mine] * min(steps)
+    for model, batch in {*zip(jobs["model"], jobs["global_batch"].tolist(), strict=True)}:
+        mine = (jobs["model"] == model) & (jobs["global_batch"] == batch)
+        steps = [row.step_s for row in rows[model].rows if row.plan.global_batch == batch]
+        alone_s[mine] = run.execution.costs.launch_s + jobs["iterations"][mine] * min(steps)
     p50_s, p90_s, p99_s = np.quantile(alone_s, (0.5, 0.9, 0.99)).tolist()
-    ends_s = jobs.submit_time_s + alone_s
+    ends_s = jobs["submit_time_s"] + alone_s
     return {
         "mean_jct_s": float(alone_s.mean()), "p50_jct_s": p50_s, "p90_jct_s": p90_s, "p99_jct_s": p99_s,
-        "makespan_s": float(ends_s.max() - jobs.submit_time_s.min()), "restarts_per_job": None,
+        "makespan_s": float(ends_s.max() - jobs["submit_time_s"].min()), "restarts_per_job": None,
     } | _finished(alone_s, ends_s)  # fmt: skip
 
 

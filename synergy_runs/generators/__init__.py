@@ -12,7 +12,8 @@ from synergy_core.errors import InputError
 from synergy_core.units import DAY_S, HOUR_S, Floats
 from synergy_runs.generators.arrivals import hourly_jobs, submit_times
 from synergy_runs.generators.statistics import Statistics, blocks, statistics
-from synergy_runs.traces.rows import TraceRows, epoch_s, iso
+from synergy_runs.traces.columns import coded
+from synergy_runs.traces.rows import END_STATES, TraceRows, epoch_s, iso
 
 # These functions draw the tenants, sizes, batches, users, durations and end states of jobs in order of submission.
 
@@ -259,9 +260,9 @@ def generate(
         submit_s=epoch_s(arrivals.first_day) + np.minimum(submit_s, np.ceil(length_s) - 1),
         duration_s=duration_s,
         gpus=gpus,
-        virtual_cluster=rows.virtual_clusters.codes(known.virtual_clusters)[batches.virtual_cluster],
-        user=rows.users.codes(users)[user],
-        end_state=end_state,
+        virtual_cluster=coded(batches.virtual_cluster, known.virtual_clusters),
+        user=coded(user, users),
+        end_state=coded(end_state, END_STATES),
         job_name=[f"{name}-{number}" for number in range(1, total + 1)],
     )
     rows.quotas.update(known.quotas)

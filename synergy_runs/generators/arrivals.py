@@ -169,8 +169,9 @@ class CheckedFigure:
 
 def marginals(known: Statistics, rows: TraceRows, window_s: float) -> Iterator[CheckedFigure]:
     """Compares `rows`, a log of `window_s` seconds from the first day, in every figure that the generator aims at."""
-    yield from _arrival_figures(known, rows.submit_s, window_s)
-    gpus, duration_s, tenant, state = rows.gpus, rows.duration_s, rows.virtual_cluster, rows.end_state
+    yield from _arrival_figures(known, rows.jobs["submit_s"], window_s)
+    gpus, duration_s = rows.jobs["gpus"], rows.jobs["duration_s"]
+    tenant, state = rows.jobs["virtual_cluster"].codes, rows.jobs["end_state"].codes
     yield from _duration_figures(known, gpus, duration_s)
     gpu_s, origin = gpus * duration_s, known.origin
 

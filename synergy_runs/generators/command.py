@@ -35,7 +35,7 @@ NO_SOURCE = "-"
 
 def further(known: Statistics, rows: TraceRows) -> Iterator[CheckedFigure]:
     """Compares further means and end states; then attempts, GPU-time of the top users, and failed jobs by size."""
-    gpus, duration_s, state = rows.gpus, rows.duration_s, rows.end_state
+    gpus, duration_s, state = rows.jobs["gpus"], rows.jobs["duration_s"], rows.jobs["end_state"].codes
     gpu_s = gpus * duration_s
     source, other = known.origin.get("elsewhere", NO_SOURCE), known.elsewhere
     for key, name, generated in (
@@ -51,9 +51,9 @@ def further(known: Statistics, rows: TraceRows) -> Iterator[CheckedFigure]:
             yield CheckedFigure(f"jobs {name}", source, other[name]["jobs"], float(mine.mean()))
             share = float(gpu_s[mine].sum() / gpu_s.sum())
             yield CheckedFigure(f"GPU-time {name}", source, other[name]["gpu_time"], share)
-    attempts = len(rows) / int((rows.attempt == 1).sum())
+    attempts = len(rows) / int((rows.jobs["attempt"] == 1).sum())
     yield CheckedFigure("attempts per job", NO_SOURCE, UNKNOWN, attempts)
-    held = np.sort(np.bincount(rows.user, weights=gpu_s))[::-1]
+    held = np.sort(np.bincount(rows.jobs["user"].codes, weights=gpu_s))[::-1]
     for fraction in TOP_USERS:
         share = float(held[: max(1, round(fraction * len(held)))].sum() / held.sum())
         yield CheckedFigure(f"GPU-time of the top {fraction:.0%} users", NO_SOURCE, UNKNOWN, share)
@@ -73,8 +73,10 @@ def further(known: Statistics, rows: TraceRows) -> Iterator[CheckedFigure]:
 
 def tenant_loads(known: Statistics, rows: TraceRows, window_s: float) -> NDArray[np.float64]:
     """GPU-seconds that each tenant with a quota requests ÷ GPU-seconds of its quota in `window_s` seconds."""
-    requested_gpu_s = np.bincount(rows.virtual_cluster, weights=rows.gpus * rows.duration_s)
-    by_name = dict(zip(rows.virtual_clusters.values(), requested_gpu_s.tolist(), strict=False))
+    jobs = rows.jobs
+    tenant, work_gpu_s = jobs["virtual_cluster"], jobs["gpus"] * jobs["duration_s"]
+    requested_gpu_s = np.bincount(tenant.codes, weights=work_gpu_s)
+    by_name = dict(zip(tenant.categories, requested_gpu_s.tolist(), strict=False))
     return np.array([by_name.get(name, 0.0) / (quota * window_s) for name, quota in known.quotas.items()])
 
 
@@ -108,7 +110,7 @@ def main(arguments: Sequence[str] | None = None, delays: Delays | None = None) -
         print(f"error: {error}", file=sys.stderr)
         return 2
     gpus = known.nodes * known.gpus_per_node
-    requested_gpu_s = float(rows.duration_s @ rows.gpus)
+    requested_gpu_s = float(rows.jobs["duration_s"] @ rows.jobs["gpus"])
     print(f"{known.title}: {rows.notes[0]}")
     print(
         f"{len(rows):,} jobs in {window_s / DAY_S:.1f} days, seed {options.seed}; "
@@ -118,7 +120,7 @@ def main(arguments: Sequence[str] | None = None, delays: Delays | None = None) -
     _print_figures(aimed_at, others)
     used = {each.source for each in (*aimed_at, *others)}
     if replayed is not None:
-        window_s = max(replayed.submit_s) - min(replayed.submit_s)
+        window_s = max(replayed.jobs["submit_s"]) - min(replayed.jobs["submit_s"])
     simulate = delays if delays and options.waiting else None
     used |= _print_waiting(known, replayed or rows, window_s, simulate)
     print("\n" + "\n".join(f"{label}: {what}." for label, what in known.sources.items() if label in used))
@@ -184,16 +186,13 @@ def _print_waiting(known: Statistics, rows: TraceRows, window_s: float, delays: 
 
 def write_csv(rows: TraceRows, path: Path) -> None:
     """Writes the log in our plain format; an interrupted write leaves no partial file."""
+    jobs = rows.jobs
     import pandas as pd
 
     columns = (
-        [iso(each) for each in rows.submit_s],
-        rows.duration_s.astype(np.int64),
-        rows.gpus,
-        rows.job_name,
-        np.array(rows.virtual_clusters.values())[rows.virtual_cluster],
-        np.array(rows.users.values())[rows.user],
-        np.array(END_STATES)[rows.end_state],
+        [iso(each) for each in jobs["submit_s"]],
+        jobs["duration_s"].astype(np.int64),
+        *(jobs[name] for name in ("gpus", "job_name", "virtual_cluster", "user", "end_state")),
     )
     with atomic_file(path) as partial:
         table = pd.DataFrame(dict(zip(COLUMNS, columns, strict=True)))

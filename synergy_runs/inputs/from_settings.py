@@ -31,7 +31,6 @@ from synergy_runs.inputs.workload import (
     bound_to,
     from_rows,
     parse_window,
-    ran_on,
     sampled,
     scaled,
     take,
@@ -46,7 +45,9 @@ from synergy_runs.traces.cluster_seen import (
     SeenNodes,
     most_at_once,
     node_types_setting,
+    types_ran_on,
 )
+from synergy_runs.traces.columns import JobTable, coded
 from synergy_runs.traces.rows import TraceRows
 
 HISTORY_S = 70 * DAY_S
@@ -66,42 +67,44 @@ def cut(workload: Workload) -> Workload:
     duration and estimate are reduced to the remaining part. Jobs that had ended are dropped. Call
     `workload.scaled` before this function, because denser arrivals carry more jobs into the window.
     """
-    before = workload.carried
+    jobs = workload.jobs
+    before = jobs["carried"]
     if not before.any():
         return workload
-    start_s = workload.submit_time_s + np.nan_to_num(workload.log_wait_s)
-    left_s = np.minimum(workload.duration_s, start_s + workload.duration_s)
+    start_s = jobs["submit_time_s"] + np.nan_to_num(jobs["log_wait_s"])
+    left_s = np.minimum(jobs["duration_s"], start_s + jobs["duration_s"])
     reaching = before & (left_s > 0)
-    ran_s = np.where(before, workload.duration_s - left_s, 0.0)
-    made = replace(
-        workload,
-        submit_time_s=np.where(before, 0.0, workload.submit_time_s),
-        duration_s=np.where(before, left_s, workload.duration_s),
-        estimate_s=np.where(before, np.maximum(workload.estimate_s - ran_s, 0.0), workload.estimate_s),
+    ran_s = np.where(before, jobs["duration_s"] - left_s, 0.0)
+    made = workload.with_columns(
+        submit_time_s=np.where(before, 0.0, jobs["submit_time_s"]),
+        duration_s=np.where(before, left_s, jobs["duration_s"]),
+        estimate_s=np.where(before, np.maximum(jobs["estimate_s"] - ran_s, 0.0), jobs["estimate_s"]),
         ran_before_s=ran_s,
         # A carried job's logged wait counts from the window's start, like its submission time.
-        log_wait_s=np.where(before, np.maximum(start_s, 0.0) + 0.0 * workload.log_wait_s, workload.log_wait_s),
+        log_wait_s=np.where(before, np.maximum(start_s, 0.0) + 0.0 * jobs["log_wait_s"], jobs["log_wait_s"]),
     )
     return take(made, ~before | reaching)
 
 
 def carried_in_words(workload: Workload) -> list[str]:
     """A line with the number of jobs carried into the window; no line if there are none."""
-    jobs = int(workload.carried.sum())
-    if not jobs:
+    jobs, carried = workload.jobs, workload.jobs["carried"]
+    count = int(carried.sum())
+    if not count:
         return []
-    waiting = int((workload.carried & (workload.ran_before_s == 0)).sum())
-    were = "job was" if jobs == 1 else "jobs were"
+    waiting = int((carried & (jobs["ran_before_s"] == 0)).sum())
+    were = "job was" if count == 1 else "jobs were"
     also = f" ({waiting:,} of them waiting)" if waiting else ""
-    work = workload.duration_s * workload.gpus
-    own = float(work[~workload.carried].sum())
-    more = f", {float(work[workload.carried].sum()) / own * 100:.0f} % in addition to its own work" if own else ""
-    return [f"{jobs:,} {were} active at the window's start{also} and carried in{more}; job metrics exclude them"]
+    work = jobs["duration_s"] * jobs["gpus"]
+    own = float(work[~carried].sum())
+    more = f", {float(work[carried].sum()) / own * 100:.0f} % in addition to its own work" if own else ""
+    return [f"{count:,} {were} active at the window's start{also} and carried in{more}; job metrics exclude them"]
 
 
 def without_carried(workload: Workload) -> Workload:
     """The workload without carried jobs."""
-    return take(workload, ~workload.carried) if workload.carried.any() else workload
+    carried = workload.jobs["carried"]
+    return take(workload, ~carried) if carried.any() else workload
 
 
 def add_history(rows: TraceRows, generator: str, *, seed: np.random.SeedSequence, first_day: str | None = None) -> None:
@@ -109,16 +112,12 @@ def add_history(rows: TraceRows, generator: str, *, seed: np.random.SeedSequence
 
     first_day: the date on which the log of `rows` starts; None: the first day of the statistics.
     """
-    past = generate(generator, window_s=HISTORY_S, seed=seed, first_day=first_day)
+    past = generate(generator, window_s=HISTORY_S, seed=seed, first_day=first_day).jobs
     rows.add(
-        past.line,
-        submit_s=past.submit_s - HISTORY_S,
-        duration_s=past.duration_s,
-        gpus=past.gpus,
-        virtual_cluster=rows.virtual_clusters.codes(past.virtual_clusters.values())[past.virtual_cluster],
-        user=rows.users.codes(past.users.values())[past.user],
-        end_state=past.end_state,
-        job_name=[f"before-{name}" for name in past.job_name],
+        past["line"],
+        submit_s=past["submit_s"] - HISTORY_S,
+        **{name: past[name] for name in ("duration_s", "gpus", "virtual_cluster", "user", "end_state")},
+        job_name=[f"before-{name}" for name in past["job_name"]],
     )
 
 
@@ -159,8 +158,9 @@ def cluster_of(wanted: ClusterSettings, trace: TraceSettings, workload: Workload
         assert workload is not None
         quotas = _scaled_quotas(workload, cluster.gpus)
     named = replace(cluster, virtual_clusters=dict(quotas))
-    if workload is not None and quotas and not set(quotas) & set(workload.virtual_clusters):
-        tenants = _shortened([each for each in workload.virtual_clusters if each], MAX_TENANTS_NAMED)
+    known = () if workload is None else workload.jobs["virtual_cluster"].categories
+    if workload is not None and quotas and not set(quotas) & set(known):
+        tenants = _shortened([each for each in known if each], MAX_TENANTS_NAMED)
         raise InputError(
             f"cluster.virtual_clusters: {workload.source} has no job of tenant {', '.join(map(repr, quotas))}; its "
             f"tenants are {tenants or 'not in the log'}. Leave the quotas out, or name some of these."
@@ -170,9 +170,8 @@ def cluster_of(wanted: ClusterSettings, trace: TraceSettings, workload: Workload
 
 def about_quotas(workload: Workload, cluster: Cluster) -> list[str]:
     """Returns a line that names the tenants with a quota but without jobs; no line if there are none."""
-    idle = [
-        f"{name} ({gpus})" for name, gpus in cluster.virtual_clusters.items() if name not in workload.virtual_clusters
-    ]
+    known = workload.jobs["virtual_cluster"].categories
+    idle = [f"{name} ({gpus})" for name, gpus in cluster.virtual_clusters.items() if name not in known]
     what = "lent to others" if cluster.borrowing else "unused"
     return [f"tenants without a job, whose quotas stay {what}: {_shortened(idle, MAX_TENANTS_NAMED)}"] if idle else []
 
@@ -231,10 +230,11 @@ def about_cluster(wanted: ClusterSettings, trace: TraceSettings, workload: Workl
 
 def _no_cluster(workload: Workload) -> str:
     """The error for a log without start times; it suggests a cluster with queues and one without."""
-    own_s = workload.submit_time_s[-1] - workload.submit_time_s[0]
-    most = most_at_once(workload.submit_time_s, workload.submit_time_s + workload.duration_s, workload.gpus)
-    largest = int(workload.gpus.max())
-    mean = float((workload.duration_s * workload.gpus).sum()) / own_s if own_s > 0 else float(most)
+    jobs = workload.jobs
+    own_s = jobs["submit_time_s"][-1] - jobs["submit_time_s"][0]
+    most = most_at_once(jobs["submit_time_s"], jobs["submit_time_s"] + jobs["duration_s"], jobs["gpus"])
+    largest = int(jobs["gpus"].max())
+    mean = float((jobs["duration_s"] * jobs["gpus"]).sum()) / own_s if own_s > 0 else float(most)
     size = USUAL_GPUS_PER_NODE
     fewest = max(1, -(-largest // size), math.ceil(min(mean, most) / size))
     enough = max(fewest, -(-most // size))
@@ -256,7 +256,7 @@ def _nodes_of_partitions(wanted: ClusterSettings, workload: Workload) -> list[Se
         (f"{each.gpu_type or DEFAULT_GPU_TYPE}@{each.partition}", each.nodes, each.gpus_per_node)
         for each in seen.by_partition
     )
-    if not any(workload.partitions):
+    if not any(workload.jobs["partition"].categories):
         raise InputError(f"{key}: {workload.source} names no partitions.")
     if seen.in_several_pools:
         names = _shortened(seen.in_several_pools, MAX_PARTITIONS_NAMED)
@@ -282,7 +282,8 @@ def by_partition(wanted: ClusterSettings, workload: Workload, cluster: Cluster) 
     partition without nodes of its own uses its pool's (`SeenCluster.pool_of`). Raises InputError for a job of a
     partition on all nodes if its type is in several pools but not in all, because a job is bound to one pool or none.
     """
-    partitions = [each for each in workload.partitions if each]
+    in_partition, requested = workload.jobs["partition"], workload.jobs["gpu_type"]
+    partitions = [each for each in in_partition.categories if each]
     if wanted.partitions is None:
         if len(partitions) < 2:
             return workload
@@ -291,19 +292,19 @@ def by_partition(wanted: ClusterSettings, workload: Workload, cluster: Cluster) 
             "nodes are one pool, and any job may run on any of them: cluster.partitions=trace keeps them apart"
         )
         return replace(workload, notes=(*workload.notes, note))
-    code, names_of = ran_on(workload)
-    keys = np.stack([workload.partition_code, code, workload.gpu_type_code], axis=1)
+    ran_on = types_ran_on(workload.jobs)
+    keys = np.stack([in_partition.codes, ran_on.codes, requested.codes], axis=1)
     rows, inverse = np.unique(keys, axis=0, return_inverse=True)
     pools = []
-    for partition, ran, requested in rows.tolist():
-        name, kind = workload.partitions[partition], gpu_type_named(names_of[ran])
+    for partition, ran, asked in rows.tolist():
+        name, kind = in_partition.categories[partition], gpu_type_named(ran_on.categories[ran])
         if wanted.node_types is None or not any(each.endswith(f"@{name}") for each in cluster.gpu_types):
             name = workload.seen.pool_of.get(name, name)
         if not name:
             own = [each for each in cluster.gpu_types if kind and each.startswith(f"{kind}@")] or cluster.gpu_types
             if 1 < len(own) < len(cluster.gpu_types):
                 raise InputError(
-                    f"cluster.partitions=trace: {workload.partitions[partition]} has the nodes of all others, "
+                    f"cluster.partitions=trace: {in_partition.categories[partition]} has the nodes of all others, "
                     f"several of which have {kind} ({', '.join(own)}), so its jobs cannot be bound to {kind}. Leave "
                     "cluster.partitions out (one pool)."
                 )
@@ -311,14 +312,14 @@ def by_partition(wanted: ClusterSettings, workload: Workload, cluster: Cluster) 
             continue
         own = [each for each in cluster.gpu_types if each.partition("@")[2] == name]
         pool = f"{kind}@{name}"
-        pools.append(own[0] if own and pool not in own and not workload.gpu_types[requested] else pool)
+        pools.append(own[0] if own and pool not in own and not requested.categories[asked] else pool)
     gpu_types = tuple(dict.fromkeys(pools))
     bound = np.array([gpu_types.index(each) for each in pools], dtype=np.int32)[inverse.reshape(-1)]
     notes = ["each job runs only on nodes of the partition and GPU type that it ran on in the log"]
     for name, pool in workload.seen.pool_of.items():
         if pool != name and wanted.node_types is None:
             notes.append(f"partition {name} has the nodes of {pool or 'all others'}: its jobs may run on all of them")
-    return replace(bound_to(workload, bound, gpu_types), notes=(*workload.notes, *notes))
+    return replace(bound_to(workload, coded(bound, gpu_types)), notes=(*workload.notes, *notes))
 
 
 def _enlarged(types: Sequence[NodeType], more: int) -> NodeType:
@@ -382,9 +383,11 @@ def _scaled_quotas(workload: Workload, gpus: int) -> dict[str, int]:
 
 def misfits(workload: Workload, cluster: Cluster) -> NDArray[np.bool_]:
     """Mask of the jobs that request more GPUs than their tenant could ever get on the requested GPU type."""
-    tenants, most_gpus_for = workload.virtual_clusters, cluster.most_gpus_for
-    most = np.array([[most_gpus_for(kind, tenant) for tenant in tenants] for kind in workload.gpu_types])
-    return workload.gpus > most[workload.gpu_type_code, workload.virtual_cluster_code]
+    jobs = workload.jobs
+    tenants, most_gpus_for = jobs["virtual_cluster"].categories, cluster.most_gpus_for
+    most = np.array([[most_gpus_for(kind, tenant) for tenant in tenants] for kind in jobs["gpu_type"].categories])
+    wrong: NDArray[np.bool_] = jobs["gpus"] > most[jobs["gpu_type"].codes, jobs["virtual_cluster"].codes]
+    return wrong
 
 
 def check_fit(workload: Workload, cluster: Cluster, *, refuse_bad_rows: bool = False) -> None:
@@ -410,10 +413,10 @@ def check_fit(workload: Workload, cluster: Cluster, *, refuse_bad_rows: bool = F
 
 def _misfit(workload: Workload, cluster: Cluster, row: int) -> tuple[int, str]:
     """A job's line in its log, and the reason why the job can never run."""
-    gpu_type = workload.gpu_types[workload.gpu_type_code[row]]
-    tenant = workload.virtual_clusters[workload.virtual_cluster_code[row]]
-    line, gpus, most = int(workload.line[row]), int(workload.gpus[row]), _most(cluster, gpu_type)
-    where = f"line {line}" if line else f"job {workload.job_name[row]}"
+    jobs = workload.jobs
+    gpu_type, tenant = jobs["gpu_type"][row], jobs["virtual_cluster"][row]
+    line, gpus, most = int(jobs["line"][row]), int(jobs["gpus"][row]), _most(cluster, gpu_type)
+    where = f"line {line}" if line else f"job {jobs['job_name'][row]}"
     request = f"{where}: requests {gpus} {gpu_type or ('GPUs' if gpus > 1 else 'GPU')}"
     if gpus > most:
         there = "has none" if not most else f"has {most}" if gpu_type else f"has at most {most} of a type"
@@ -428,8 +431,9 @@ def _most(cluster: Cluster, gpu_type: str) -> int:
 
 
 def _advice(workload: Workload, cluster: Cluster, wrong: NDArray[np.int64]) -> str:
+    jobs = workload.jobs
     skip = "leave them out with trace.bad_rows=skip"
-    kinds = [workload.gpu_types[code] for code in workload.gpu_type_code[wrong]]
+    kinds = list(jobs["gpu_type"][wrong])
     missing = Counter(kind for kind in kinds if kind and kind not in cluster.gpu_types)
     if missing:
         words = " and ".join(f"{gpu_type} ({count:,} jobs)" for gpu_type, count in missing.items())
@@ -440,7 +444,7 @@ def _advice(workload: Workload, cluster: Cluster, wrong: NDArray[np.int64]) -> s
         )
     if not kinds:
         return f"Fix these rows, or {skip}."
-    if (workload.gpus[wrong] <= [_most(cluster, kind) for kind in kinds]).all():
+    if (jobs["gpus"][wrong] <= [_most(cluster, kind) for kind in kinds]).all():
         return (
             f"Raise quotas with 'cluster.virtual_clusters={{NAME: GPUs}}', or type cluster.borrowing=true, or {skip}."
         )
@@ -449,8 +453,9 @@ def _advice(workload: Workload, cluster: Cluster, wrong: NDArray[np.int64]) -> s
 
 def requests_in_words(workload: Workload, cluster: Cluster) -> list[str]:
     """Notes on the CPU and memory requests of jobs without a model; none if nodes do not declare CPUs and memory."""
-    own = np.isnan(workload.work_scale)  # other jobs have a model, which defines their needs
-    requests = own & np.isfinite(workload.cpus)
+    jobs = workload.jobs
+    own = np.isnan(jobs["work_scale"])  # other jobs have a model, which defines their needs
+    requests = own & np.isfinite(jobs["cpus"])
     if not cluster.counts_shares or not own.any():
         return []
     notes = []
@@ -464,9 +469,9 @@ def requests_in_words(workload: Workload, cluster: Cluster) -> list[str]:
     else:
         notes.append("no job requests CPUs or has a model: all get the share of their GPUs")
     most = max(each.gpus_per_node for each in cluster.node_types)
-    on_node = np.minimum(workload.gpus, most) / workload.gpus
-    more_cpus = workload.cpus * on_node > max(each.cpus for each in cluster.node_types)
-    more_memory = workload.memory_bytes * on_node > max(each.memory_bytes for each in cluster.node_types)
+    on_node = np.minimum(jobs["gpus"], most) / jobs["gpus"]
+    more_cpus = jobs["cpus"] * on_node > max(each.cpus for each in cluster.node_types)
+    more_memory = jobs["memory_bytes"] * on_node > max(each.memory_bytes for each in cluster.node_types)
     if count := int((requests & (more_cpus | more_memory)).sum()):
         notes.append(
             f"{count:,} jobs request more CPUs or memory than any node has: they count as requesting a whole node's"
@@ -504,10 +509,10 @@ def workload_of(trace: TraceSettings, cluster: ClusterSettings, seed: int) -> Wo
         workload = _generated(trace, seed)
     else:
         workload = from_rows(draw(str(trace.generator), parameters, seed), name=trace.name, window=trace.window)
-        digest = _digest(workload.submit_time_s, workload.duration_s, workload.gpus, workload.model_code)
-        workload = replace(workload, sha256=digest)
+        model_code = workload.jobs["model"].codes.astype(np.int32)
+        workload = replace(workload, sha256=_digest(workload.jobs, model_code))
     if cluster.ignore_gpu_types:
-        workload = bound_to(workload, np.zeros(len(workload), dtype=np.int32), ("",))
+        workload = bound_to(workload, "")
     workload = at_least(workload, trace.min_gpus)
     workload = sampled(workload, trace.sample, np.random.default_rng(random_stream(seed, "sample")))
     return cut(
@@ -560,7 +565,8 @@ def _law_parameters(trace: TraceSettings) -> LawParameters | None:
     return None
 
 
-def _digest(*columns: NDArray[Any]) -> str:
+def _digest(jobs: JobTable, *more: NDArray[Any]) -> str:
+    columns = (*(jobs[name] for name in ("submit_time_s", "duration_s", "gpus")), *more)
     return hashlib.sha256(b"".join(np.ascontiguousarray(column).tobytes() for column in columns)).hexdigest()
 
 
@@ -590,13 +596,11 @@ def _generated(trace: TraceSettings, seed: int) -> Workload:
         window = "all"
     else:
         raise InputError(f"trace.window={trace.window}: generated jobs never end; give a length, such as 7d.")
-    first_s = float(rows.submit_s.min())
+    first_s = float(rows.jobs["submit_s"].min())
     if trace.carry_in:
         add_history(rows, trace.generator, seed=random_stream(seed, "history"), first_day=first_day)
     workload = from_rows(rows, name=trace.name, window=window, first_s=first_s, before=trace.carry_in)
-    own = ~workload.carried
-    digest = _digest(workload.submit_time_s[own], workload.duration_s[own], workload.gpus[own])
-    return replace(workload, sha256=digest)
+    return replace(workload, sha256=_digest(workload.jobs[~workload.jobs["carried"]]))
 
 
 def without_misfits(workload: Workload, cluster: Cluster) -> Workload:

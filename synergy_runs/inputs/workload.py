@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from synergy_core.errors import InputError
 from synergy_core.units import DAY_S, MAX_TIME_S, Floats, on_grid, parse_duration_s
 from synergy_runs.traces.cluster_seen import NOTHING_SEEN, SeenCluster, seen, types_ran_on
+from synergy_runs.traces.columns import UNKNOWN, JobColumn, JobTable, schema
 from synergy_runs.traces.room import seconds_with_room
-from synergy_runs.traces.rows import RUNNING, STATES, BadRow, TraceRows, epoch_s, iso
+from synergy_runs.traces.rows import LOG, RUNNING, BadRow, TraceRows, epoch_s, iso
 
-Ints = NDArray[np.int32]
+if TYPE_CHECKING:
+    import pandas as pd
+
 Mask = NDArray[np.bool_]
 
 MIN_WORKLOADS = 5
@@ -42,12 +45,68 @@ class Conversion:
     jobs: int
 
 
+COLUMNS = schema(
+    *(LOG[each] for each in ("job_name", "gpus", "cpus", "memory_bytes", "virtual_cluster", "user", "partition")),
+    *(LOG[each] for each in ("gpu_type", "given_gpu_type", "model", "global_batch", "iterations", "end_state", "line")),
+    JobColumn("submit_time_s", np.float64, "seconds from the window's start to the submission; 0 for carried jobs"),
+    JobColumn(
+        "duration_s",
+        np.float64,
+        "run time of the job in the trace, on its `gpus`; the remaining part for carried jobs",
+    ),
+    JobColumn(
+        "estimate_s",
+        np.float64,
+        "run time that the user declared or, if the trace has none, a seeded over-estimate (`with_estimates`); the "
+        "remaining part for carried jobs",
+    ),
+    JobColumn("estimate_drawn", np.bool_, "whether `with_estimates` drew the estimate", False),
+    JobColumn(
+        "work_scale",
+        np.float64,
+        "work of a training job ÷ the work of its model; NaN for a job with only a run time (`synergy_sim.assignment` "
+        "makes training jobs)",
+        UNKNOWN,
+    ),
+    JobColumn(
+        "carried",
+        np.bool_,
+        "whether the job was submitted before the window and still active at the window's start (`from_settings.cut`)",
+        False,
+    ),
+    JobColumn("measured", np.bool_, "whether results include the job (`with_measured`)", True),
+    JobColumn(
+        "ran_before_s",
+        np.float64,
+        "part of the run time that lies before the window, of carried jobs; 0 for others",
+        0.0,
+    ),
+    JobColumn(
+        "log_wait_s",
+        np.float64,
+        "seconds from submission, or from the window's start for carried jobs, to the start in the log; NaN if unknown",
+        UNKNOWN,
+    ),
+    JobColumn(
+        "log_room_s",
+        np.float64,
+        "part of the logged wait in which as many GPUs as the job needs were free in the log "
+        "(`room.seconds_with_room`); NaN if unknown",
+        UNKNOWN,
+    ),
+    JobColumn(
+        "converted_by",
+        np.float64,
+        "factor by which the logged run time was converted to another GPU type; 1 if it was not",
+        1.0,
+    ),
+)
+"""Columns of a workload. Times lie on the grid of `synergy_core.units`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Jobs to replay. Row i is job i; rows are in order of submission, with ties in the trace's order.
-
-    Times lie on the grid of `synergy_core.units`. `*_code` columns index the tuples of the same name.
-    """
+    """Jobs to replay, and facts of the log that they come from."""
 
     name: str
     """Name of the trace."""
@@ -57,81 +116,17 @@ class Workload:
     """SHA-256 of the job log or, of generated jobs, of their main columns."""
     origin_s: float
     """The window's start in seconds since 1970."""
-    job_name: list[str]
-    """Names of the jobs in the trace."""
-    submit_time_s: Floats
-    """Seconds from the window's start to the submission; 0 for carried jobs."""
-    duration_s: Floats
-    """Run time of the job in the trace, on its `gpus`; the remaining part for carried jobs."""
-    estimate_s: Floats
-    """Run time that the user declared or, if the trace has none, a seeded over-estimate (`with_estimates`); the
-    remaining part for carried jobs."""
-    gpus: Ints
-    """Number of GPUs that the job requests."""
-    cpus: Floats
-    """CPU cores that the whole job requests in the trace; NaN if unknown."""
-    memory_bytes: Floats
-    """Host memory that the whole job requests in the trace; NaN if unknown."""
-    virtual_cluster_code: Ints
-    """Tenant."""
-    virtual_clusters: tuple[str, ...]
-    """Names of the tenants."""
-    user_code: Ints
-    """User."""
-    users: tuple[str, ...]
-    """Names of the users."""
-    partition_code: Ints
-    """Partition in the log."""
-    partitions: tuple[str, ...]
-    """Names of the partitions."""
-    gpu_type_code: Ints
-    """GPU type that the job requests and is bound to."""
-    gpu_types: tuple[str, ...]
-    """Names of the requested types; "" for none."""
-    given_gpu_type_code: Ints
-    """GPU type on which the job ran in the log."""
-    given_gpu_types: tuple[str, ...]
-    """Names of the types on which jobs ran; "" if it is unknown."""
-    model_code: Ints
-    """Model that the job trains."""
-    models: tuple[str, ...]
-    """Names of the models; "" for none."""
-    global_batch: Ints
-    """Samples per iteration that the user requested; 0 if the log has none."""
-    work_scale: Floats
-    """Work of a training job ÷ the work of its model; NaN for a job with only a run time (`synergy_sim.assignment`
-    makes training jobs)."""
-    iterations: Floats
-    """Number of iterations at the requested batch after which the job is done; NaN if unknown."""
-    estimate_drawn: Mask
-    """Whether `with_estimates` drew the estimate."""
-    carried: Mask
-    """Whether the job was submitted before the window and was still active at the window's start
-    (`synergy_runs.inputs`)."""
-    measured: Mask
-    """Whether results include the job (`with_measured`)."""
-    ran_before_s: Floats
-    """Part of the run time that lies before the window, of carried jobs; 0 for others."""
-    log_wait_s: Floats
-    """Seconds from submission, or from the window's start for carried jobs, to the start in the log; NaN if unknown."""
-    log_room_s: Floats
-    """Part of the logged wait in which as many GPUs as the job needs were free in the log (`room.seconds_with_room`);
-    NaN if unknown."""
-    converted_by: Floats
-    """Factor by which the logged run time was converted to another GPU type; 1 if it was not."""
-    end_state_code: Ints
-    """Index into `rows.STATES`."""
-    line: Ints
-    """Line of the job in its file; 0 if generated."""
-    quotas: dict[str, int]
+    jobs: JobTable
+    """The jobs, with `COLUMNS`. Row i is job i; rows are in order of submission, with ties in the trace's order."""
+    quotas: dict[str, int] = field(default_factory=dict)
     """GPUs of each tenant, as the log gives them; {} if it gives none."""
-    left_out: dict[str, int]
+    left_out: dict[str, int] = field(default_factory=dict)
     """Reason → number of jobs in the log that never ran or used no GPU."""
-    bad_rows: int
+    bad_rows: int = 0
     """Number of impossible rows that were left out."""
-    bad_examples: tuple[BadRow, ...]
+    bad_examples: tuple[BadRow, ...] = ()
     """The first of these rows."""
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
     """Notes about the trace, one sentence each."""
     timed_on: str = ""
     """GPU type on which run times were logged; "" if it is unknown and run times count as equal on all types."""
@@ -148,17 +143,21 @@ class Workload:
     or empty if the log is too short."""
 
     def __len__(self) -> int:
-        return len(self.submit_time_s)
+        return len(self.jobs)
+
+    def with_columns(self, **values: Any) -> Workload:
+        """The workload with these columns of its jobs replaced. values: see `JobTable.of`."""
+        return replace(self, jobs=self.jobs.with_columns(**values))
 
     @property
     def arrival_window_s(self) -> float:
         """Seconds from the window's start to the last submission."""
-        return float(self.submit_time_s[-1]) if len(self) else 0.0
+        return float(self.jobs["submit_time_s"][-1]) if len(self) else 0.0
 
     @property
     def whole(self) -> Mask:
         """Jobs neither carried in nor running when the log was written. Counts and means of jobs are over these."""
-        return np.asarray(~self.carried & (self.end_state_code != STATES.index(RUNNING)))
+        return np.asarray(~self.jobs["carried"] & (self.jobs["end_state"] != RUNNING))
 
     def offered_load_fraction(self, gpus: int) -> float:
         """GPU-seconds requested ÷ GPU-seconds available while jobs arrive; above 1 the queue must grow.
@@ -166,10 +165,10 @@ class Workload:
         Jobs carried in from before the window do not count, because they did not arrive in it. Infinite, which is not
         shown, if jobs arrive for a shorter time than half of them run: then it says little about the queue.
         """
-        window_s, own = self.arrival_window_s, ~self.carried
-        if not own.any() or window_s <= np.median(self.duration_s[own]):
+        window_s, own = self.arrival_window_s, self.jobs[~self.jobs["carried"]]
+        if not len(own) or window_s <= np.median(own["duration_s"]):
             return float("inf")
-        return float((self.duration_s * self.gpus)[own].sum()) / (gpus * window_s)
+        return float((own["duration_s"] * own["gpus"]).sum()) / (gpus * window_s)
 
 
 def from_rows(
@@ -188,7 +187,7 @@ def from_rows(
     into it.
     Raises InputError if no job was submitted in the window.
     """
-    submit_s = rows.submit_s
+    logged, submit_s = rows.jobs, rows.jobs["submit_s"]
     if first_s is None:
         first_s = 0.0 if rows.from_zero else float(submit_s.min())
     start_s, end_s = parse_window(window, first_s=first_s)
@@ -203,42 +202,35 @@ def from_rows(
         )
 
     notes = list(rows.notes)
-    for what, column in (("CPUs", rows.cpus), ("memory", rows.memory_bytes)):
+    for what, column in (("CPUs", logged["cpus"]), ("memory", logged["memory_bytes"])):
         silent = int(np.isnan(column).sum())
         if 0 < silent < len(rows):
             verb = "requests" if silent == 1 else "request"
             notes.append(f"{silent:,} of {len(rows):,} rows {verb} no {what}")
-    short = (rows.estimate_s < MIN_ESTIMATE_FRACTION * rows.duration_s).sum()
-    declared = np.isfinite(rows.estimate_s).sum()
+    short = (logged["estimate_s"] < MIN_ESTIMATE_FRACTION * logged["duration_s"]).sum()
+    declared = np.isfinite(logged["estimate_s"]).sum()
     if short:
         notes.append(
             f"{short:,} of {declared:,} declared run times are below {MIN_ESTIMATE_FRACTION:.0%} of the true run time. "
             "Check that they are in seconds; policies that read them (easy) use them unchanged"
         )
     cluster = seen(rows)
-    numbers = ("gpus", "cpus", "memory_bytes", "global_batch", "iterations", "line")
-    names = ("virtual_cluster", "user", "partition", "gpu_type", "given_gpu_type", "model")
-    columns: dict[str, Any] = {name: getattr(rows, name)[order] for name in numbers}
-    columns |= {f"{name}_code": getattr(rows, name)[order] for name in names}
-    columns |= {f"{name}s": getattr(rows, f"{name}s").values() for name in names}
+    mine = logged[order]
+    changed = {
+        "submit_time_s": on_grid(mine["submit_s"] - start_s),
+        "duration_s": on_grid(mine["duration_s"]),
+        "estimate_s": on_grid(mine["estimate_s"]),
+        "carried": mine["submit_s"] < start_s,
+        "log_wait_s": on_grid(np.maximum(mine["start_s"] - mine["submit_s"], 0.0)),
+        "log_room_s": on_grid(seconds_with_room(rows, cluster)[order]),
+    }
+    as_logged = {name: mine[name] for name in COLUMNS.keys() & LOG.keys()}
     return Workload(
         name=name,
         source=f"{rows.path} ({rows.format_name})",
         sha256=sha256,
         origin_s=start_s,
-        job_name=[rows.job_name[i] for i in order],
-        submit_time_s=on_grid(submit_s[order] - start_s),
-        duration_s=on_grid(rows.duration_s[order]),
-        estimate_s=on_grid(rows.estimate_s[order]),
-        work_scale=np.full(len(order), np.nan),
-        estimate_drawn=np.zeros(len(order), dtype=np.bool_),
-        carried=submit_s[order] < start_s,
-        measured=np.ones(len(order), dtype=np.bool_),
-        ran_before_s=np.zeros(len(order)),
-        log_wait_s=on_grid(np.maximum((rows.start_s - submit_s)[order], 0.0)),
-        log_room_s=on_grid(seconds_with_room(rows, cluster)[order]),
-        converted_by=np.ones(len(order)),
-        end_state_code=rows.end_state[order].astype(np.int32),
+        jobs=JobTable.of(COLUMNS, len(mine), **as_logged | changed),
         quotas=dict(rows.quotas),
         left_out=dict(rows.left_out),
         bad_rows=rows.bad_count,
@@ -246,7 +238,6 @@ def from_rows(
         notes=tuple(notes),
         seen=cluster,
         windows=() if rows.format_name.startswith("generator") else windows_of(submit_s, start_s),
-        **columns,
     )
 
 
@@ -311,30 +302,18 @@ def windows_of(submit_s: Floats, start_s: float) -> tuple[str, ...]:
 
 def take(workload: Workload, keep: NDArray[np.bool_] | NDArray[np.int64]) -> Workload:
     """The workload with only the jobs that `keep` selects (a mask or increasing row numbers), in the same order."""
-    rows = np.flatnonzero(keep) if keep.dtype == bool else keep
-    values = {each.name: getattr(workload, each.name) for each in fields(workload)}
-    picked: dict[str, Any] = {name: column[rows] for name, column in values.items() if isinstance(column, np.ndarray)}
-    return replace(workload, job_name=[workload.job_name[i] for i in rows], **picked)
+    return replace(workload, jobs=workload.jobs[keep])
 
 
-def bound_to(workload: Workload, gpu_type_code: Ints, gpu_types: tuple[str, ...]) -> Workload:
-    """Replaces the requested GPU types. `given_gpu_types` gets the type that a job ran on, else its former request."""
-    ran, names = ran_on(workload)
-    return replace(
-        workload, gpu_type_code=gpu_type_code, gpu_types=gpu_types, given_gpu_type_code=ran, given_gpu_types=names
-    )
-
-
-def ran_on(workload: Workload) -> tuple[Ints, tuple[str, ...]]:
-    """(codes, names): GPU type of each job's logged run time: the type it ran on, else the type it requested."""
-    given = (workload.given_gpu_type_code, workload.given_gpu_types)
-    return types_ran_on(*given, workload.gpu_type_code, workload.gpu_types)
+def bound_to(workload: Workload, gpu_type: ArrayLike | pd.Categorical) -> Workload:
+    """Replaces the requested GPU types. `given_gpu_type` gets the type that a job ran on, else its former request."""
+    return workload.with_columns(gpu_type=gpu_type, given_gpu_type=types_ran_on(workload.jobs))
 
 
 def at_least(workload: Workload, gpus: int) -> Workload:
     """Keeps only the jobs that request at least `gpus` GPUs. Raises InputError if the window has no such job."""
-    kept = workload.gpus >= gpus
-    if not (kept & ~workload.carried).any():
+    kept = workload.jobs["gpus"] >= gpus
+    if not (kept & ~workload.jobs["carried"]).any():
         raise InputError(f"trace.min_gpus={gpus}: no job of {workload.source} requests that many; give a lower number.")
     return workload if kept.all() else take(workload, kept)
 
@@ -344,7 +323,7 @@ def sampled(workload: Workload, fraction: float, random: np.random.Generator) ->
     if fraction == 1:
         return workload
     kept = take(workload, uniform(workload, random) < fraction)
-    if kept.carried.all():
+    if kept.jobs["carried"].all():
         raise InputError(f"trace.sample={fraction:g} kept none of {len(workload)} jobs; give a larger fraction.")
     return kept
 
@@ -353,7 +332,9 @@ def scaled(workload: Workload, load: float) -> Workload:
     """Divides every submission time by `load`, so that jobs arrive `load` times as fast; nothing else changes."""
     if workload.arrival_window_s / load > MAX_TIME_S:
         raise InputError(f"cluster.load={load:g}: arrivals would last more than {MAX_TIME_S / 3.15e7:.0f} years.")
-    return workload if load == 1 else replace(workload, submit_time_s=on_grid(workload.submit_time_s / load))
+    if load == 1:
+        return workload
+    return workload.with_columns(submit_time_s=on_grid(workload.jobs["submit_time_s"] / load))
 
 
 def uniform(workload: Workload, random: np.random.Generator, columns: int | None = None) -> Floats:
@@ -361,10 +342,10 @@ def uniform(workload: Workload, random: np.random.Generator, columns: int | None
 
     The first draws are for jobs of the window, so that these numbers do not depend on the jobs carried into it.
     """
-    shape = () if columns is None else (columns,)
+    shape, carried = () if columns is None else (columns,), workload.jobs["carried"]
     drawn = np.empty((len(workload), *shape))
-    drawn[~workload.carried] = random.random((int((~workload.carried).sum()), *shape))
-    drawn[workload.carried] = random.random((int(workload.carried.sum()), *shape))
+    drawn[~carried] = random.random((int((~carried).sum()), *shape))
+    drawn[carried] = random.random((int(carried.sum()), *shape))
     return drawn
 
 
@@ -378,10 +359,11 @@ def with_estimates(
     not depend on the job. overestimate = 0 makes estimates exact.
     """
     factor = 1.0 + overestimate * uniform(workload, random)
-    unknown = np.isnan(workload.estimate_s)
+    jobs = workload.jobs
+    unknown = np.isnan(jobs["estimate_s"])
     if not unknown.any():
         return workload
-    guess = on_grid((workload.ran_before_s + workload.duration_s) * factor) - workload.ran_before_s
+    guess = on_grid((jobs["ran_before_s"] + jobs["duration_s"]) * factor) - jobs["ran_before_s"]
     assumptions = list(workload.assumptions)
     if readers:
         missing = "the log has none" if unknown.all() else f"{unknown.sum():,} of {len(unknown):,} jobs lack one"
@@ -391,8 +373,9 @@ def with_estimates(
         assumptions.append(
             f"Users' estimates are {drawn} the true run time ({missing}); {read} results are optimistic."
         )
-    estimate_s = np.where(unknown, guess, workload.estimate_s)
-    return replace(workload, estimate_s=estimate_s, estimate_drawn=unknown, assumptions=tuple(assumptions))
+    estimate_s = np.where(unknown, guess, jobs["estimate_s"])
+    made = workload.with_columns(estimate_s=estimate_s, estimate_drawn=unknown)
+    return replace(made, assumptions=tuple(assumptions))
 
 
 # Measured jobs: results cover only these jobs. Earlier jobs fill the cluster, and later jobs keep it full.
@@ -413,12 +396,13 @@ def with_measured(workload: Workload, ids: str | None) -> Workload:
             "null measures all jobs."
         )
     row = np.arange(len(workload))
-    return replace(workload, measured=(first <= row) & (row <= last))
+    return workload.with_columns(measured=(first <= row) & (row <= last))
 
 
 def measured_ids(workload: Workload) -> str | None:
     """The measured jobs' ids in the form of `with_measured`; None if all are measured, "none" if no job is."""
-    if workload.measured.all():
+    measured = workload.jobs["measured"]
+    if measured.all():
         return None
-    rows = np.flatnonzero(workload.measured)
+    rows = np.flatnonzero(measured)
     return f"{rows[0]}-{rows[-1]}" if len(rows) else "none"

@@ -6,7 +6,7 @@ import hashlib
 import struct
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from functools import cached_property
 from typing import Any, Literal
@@ -306,12 +306,13 @@ def truth_read_by(policy: Policy, workload: Workload, *, declared_error: float =
     and work that is declared without error, if jobs were assigned models: that work is computed from run times.
     declared_error: standard deviation of the logarithm of declared ÷ true work.
     """
+    jobs = workload.jobs
     if isinstance(policy, SharingPolicy) and policy.mechanism.pooled and not policy.order.oracle:
         return POOLED
     if policy.oracle:
         return TRUE_RUN_TIMES
-    drawn = workload.estimate_drawn
-    if policy.reads_estimates and drawn.any() and (workload.estimate_s == workload.duration_s)[drawn].all():
+    drawn = jobs["estimate_drawn"]
+    if policy.reads_estimates and drawn.any() and (jobs["estimate_s"] == jobs["duration_s"])[drawn].all():
         return "estimates equal to the true run times"
     told = policy.information if isinstance(policy, AllocationPolicy) and policy.reads_goodput else "own"
     if told in ("declared", "all") and workload.models_assigned and declared_error == 0.0:
@@ -446,14 +447,15 @@ def compressed_gpu_s(training: Training, held: Holdings) -> Floats:
 
 def compressed_gpu_s_by_model(run: Run) -> dict[tuple[str, str], float]:
     """GPU-seconds of a run by (model, compressor) for training jobs; {} if no job may compress gradients."""
-    facts, models = run.training and run.training.with_compression(), run.workload.model_code
+    facts, model = run.training and run.training.with_compression(), run.workload.jobs["model"]
     found: dict[tuple[str, str], float] = {}
     if facts is None:
         return found
-    for code in np.unique(models[facts.job_id]):
-        mine = facts.of(models[facts.job_id] == code)
+    trained = model.codes[facts.job_id]
+    for code in np.unique(trained).tolist():
+        mine = facts.of(trained == code)
         gpu_s = compressed_gpu_s(mine, run.held).tolist()
-        found |= {(run.workload.models[code], name): each for name, each in zip(mine.compressors, gpu_s, strict=True)}
+        found |= {(model.categories[code], name): each for name, each in zip(mine.compressors, gpu_s, strict=True)}
     return found
 
 
@@ -515,22 +517,23 @@ def as_logged(workload: Workload, cluster: Cluster, seed: int) -> Run | None:
     Run times are always the logged ones, even if policies run with run times converted to other GPU types.
     cluster: the simulated cluster, on which utilisation is based; the log's own cluster may have been different.
     """
-    if not len(workload) or not np.isfinite(workload.log_wait_s).all():
+    if not len(workload) or not np.isfinite(workload.jobs["log_wait_s"]).all():
         return None
-    workload = replace(workload, duration_s=on_grid(workload.duration_s / workload.converted_by))
-    jobs = np.arange(len(workload), dtype=np.int32)
-    start_s = workload.submit_time_s + workload.log_wait_s
-    times = np.concatenate((workload.submit_time_s, start_s, start_s + workload.duration_s))
+    duration_s = on_grid(workload.jobs["duration_s"] / workload.jobs["converted_by"])
+    workload = workload.with_columns(duration_s=duration_s)
+    jobs, submit_s = np.arange(len(workload), dtype=np.int32), workload.jobs["submit_time_s"]
+    start_s = submit_s + workload.jobs["log_wait_s"]
+    times = np.concatenate((submit_s, start_s, start_s + duration_s))
     kinds = np.repeat(np.array([Kind.SUBMIT, Kind.START, Kind.FINISH], dtype=np.uint8), len(jobs))
     job_id = np.tile(jobs, 3)
     # At equal times, jobs finish before others start, except that a job of zero length starts before it finishes.
-    rank = np.where((kinds == Kind.FINISH) & (workload.duration_s > 0)[job_id], 0, kinds + 1)
+    rank = np.where((kinds == Kind.FINISH) & (duration_s > 0)[job_id], 0, kinds + 1)
     order = np.lexsort((job_id, rank, times))
     events = Events(
         time_s=times[order],
         kind=kinds[order],
         job_id=job_id[order],
-        gpus=workload.gpus[job_id[order]],
+        gpus=workload.jobs["gpus"][job_id[order]],
         part=np.zeros(len(order), dtype=np.uint16),
         node=np.full(len(order), -1, dtype=np.int32),
         gpu_mask=np.zeros(len(order), dtype=np.uint64),

@@ -68,7 +68,7 @@ def _check_order(run: Run, whole: bool) -> None:
             f"job {job_id[at]}: {_NAMES[kind[at + 1]]} at {events.time_s[rows[at + 1]]} s follows {_NAMES[kind[at]]}."
         )
     first, last = np.append(True, ~same)[: len(rows)], np.append(~same, True)[: len(rows)]
-    submit_time_s, started = run.workload.submit_time_s, job_id[first]
+    submit_time_s, started = run.workload.jobs["submit_time_s"], job_id[first]
     if whole and len(started) < jobs:
         missing = int(np.setdiff1d(np.arange(jobs), started)[0])
         raise InvariantError(f"{jobs - len(started)} jobs are not in the log, first of them job {missing}.")
@@ -95,8 +95,8 @@ def _check_capacity(run: Run) -> None:
         raise InvariantError(f"{in_use[row]} GPUs in use at {events.time_s[row]} s; the cluster has {cluster.gpus}.")
     if not cluster.virtual_clusters or cluster.borrowing:
         return
-    tenant = workload.virtual_cluster_code[events.job_id]
-    for code, name in enumerate(workload.virtual_clusters):
+    tenant = workload.jobs["virtual_cluster"].codes[events.job_id]
+    for code, name in enumerate(workload.jobs["virtual_cluster"].categories):
         most = int(np.cumsum(change[tenant == code]).max(initial=0))
         quota = cluster.virtual_clusters.get(name, 0)
         if most > quota:

@@ -115,7 +115,8 @@ def waiting_gpu_s(run: Run, at_s: Floats, *, most_gpu_s: float = np.inf) -> Floa
     A job's work is its run time × its GPUs. When a stopped job waits again, the GPU-seconds that it has held are
     subtracted. most_gpu_s: upper limit for one job.
     """
-    held, work = run.held, run.workload.duration_s * run.workload.gpus
+    jobs = run.workload.jobs
+    held, work = run.held, jobs["duration_s"] * jobs["gpus"]
     order = np.lexsort((held.start_s, held.job_id))
     job = held.job_id[order]
     service = ((held.end_s - held.start_s) * held.gpus)[order]
@@ -124,7 +125,7 @@ def waiting_gpu_s(run: Run, at_s: Floats, *, most_gpu_s: float = np.inf) -> Floa
     before_job = np.maximum.accumulate(np.where(first, total - service, 0.0))
     left_before, left_after = (np.maximum(work[job] - (done - before_job), 0.0) for done in (total - service, total))
     stopped = np.append(run.events.kind, np.uint8(Kind.FINISH))[held.end_row[order]] == Kind.STOP
-    time_s = np.concatenate((run.workload.submit_time_s, held.start_s[order], held.end_s[order][stopped]))
+    time_s = np.concatenate((jobs["submit_time_s"], held.start_s[order], held.end_s[order][stopped]))
     change = np.clip(np.concatenate((work, -left_before, left_after[stopped])), -most_gpu_s, most_gpu_s)
     in_time = np.argsort(time_s, kind="stable")
     level = np.concatenate(([0.0], np.cumsum(change[in_time])))
@@ -161,6 +162,7 @@ def fragmented_gpu_s(run: Run) -> float:
     Counted for each GPU type by itself, with the jobs that may run on it. Other reasons for waiting are ignored: idle
     GPUs on different nodes, priority, quotas, the time of the next round. NaN if it is unknown which GPUs jobs held.
     """
+    jobs = run.workload.jobs
     events, cluster, held = run.events, run.cluster, run.held
     whole = events.part == 0
     starts = whole & (events.kind == Kind.START)
@@ -169,7 +171,9 @@ def fragmented_gpu_s(run: Run) -> float:
     time_s = np.unique(events.time_s)
     if len(time_s) < 2:
         return 0.0
-    asked = np.array([cluster.gpu_types.index(name) if name else -1 for name in run.workload.gpu_types], dtype=np.int64)
+    requested = jobs["gpu_type"]
+    type_of = [cluster.gpu_types.index(name) if name else -1 for name in requested.categories]
+    asked = np.array(type_of, dtype=np.int64)[requested.codes]
     node = np.array(cluster.boards)[events.node[held.start_row], 0]
     types, idle = np.array(cluster.type_of_node)[node], []
     for name in cluster.gpu_types:
@@ -180,9 +184,7 @@ def fragmented_gpu_s(run: Run) -> float:
     fits = [np.zeros(len(time_s), dtype=np.bool_) for _ in idle]
     waits = whole & (events.kind != Kind.FINISH)
     job, at_s, change = events.job_id[waits], events.time_s[waits], WAITING[events.kind[waits]]
-    classes, which = np.unique(
-        np.stack((asked[run.workload.gpu_type_code[job]], run.workload.gpus[job])), axis=1, return_inverse=True
-    )
+    classes, which = np.unique(np.stack((asked[job], jobs["gpus"][job])), axis=1, return_inverse=True)
     for number, (kind_asked, gpus) in enumerate(classes.T.tolist()):
         rows = which == number
         waiting = np.append(0, np.cumsum(change[rows]))
@@ -225,7 +227,7 @@ class JobColumns:
 
 def job_table(run: Run) -> JobColumns:
     """Computes the outcome of each job."""
-    workload, events, held, jobs = run.workload, run.events, run.held, len(run.workload)
+    work, events, held, jobs = run.workload.jobs, run.events, run.held, len(run.workload)
     starts = np.bincount(held.job_id, minlength=jobs)
     stopped_jobs = events.job_id[events.kind == Kind.STOP]
     length_s = held.end_s - held.start_s
@@ -236,35 +238,35 @@ def job_table(run: Run) -> JobColumns:
     finished = events.kind == Kind.FINISH
     finish_s = np.full(jobs, np.nan)
     finish_s[events.job_id[finished]] = events.time_s[finished]
-    jct_s = finish_s - workload.submit_time_s
-    contention = mean_contention(workload.submit_time_s, finish_s, last_time_s(events))
+    jct_s = finish_s - work["submit_time_s"]
+    contention = mean_contention(work["submit_time_s"], finish_s, last_time_s(events))
     return _known_of(
-        workload.whole,
+        run.workload.whole,
         JobColumns(
             job_id=np.arange(jobs, dtype=np.int32),
-            carried=workload.carried,
-            measured=workload.measured & workload.whole,
-            gpus=workload.gpus,
-            submit_time_s=workload.submit_time_s,
-            duration_s=workload.duration_s,
-            estimate_s=workload.estimate_s,
-            estimate_drawn=workload.estimate_drawn,
+            carried=work["carried"],
+            measured=work["measured"] & run.workload.whole,
+            gpus=work["gpus"],
+            submit_time_s=work["submit_time_s"],
+            duration_s=work["duration_s"],
+            estimate_s=work["estimate_s"],
+            estimate_drawn=work["estimate_drawn"],
             predicted_duration_s=np.asarray(run.predicted_duration_s, dtype=np.float64),
             first_start_s=first_start_s,
             finish_s=finish_s,
             jct_s=jct_s,
             waiting_s=jct_s - held_s,
-            queueing_delay_s=first_start_s - workload.submit_time_s,
-            log_wait_s=workload.log_wait_s,
-            log_room_s=workload.log_room_s,
-            slowdown=quotient(jct_s, workload.duration_s),
+            queueing_delay_s=first_start_s - work["submit_time_s"],
+            log_wait_s=work["log_wait_s"],
+            log_room_s=work["log_room_s"],
+            slowdown=quotient(jct_s, work["duration_s"]),
             service_gpu_s=service_gpu_s,
-            work_gpu_s=workload.duration_s * workload.gpus,
+            work_gpu_s=work["duration_s"] * work["gpus"],
             preemptions=np.bincount(stopped_jobs, minlength=jobs).astype(np.int32),
             restarts=np.maximum(starts - 1, 0).astype(np.int32),
             mean_contention=contention,
             finish_time_fairness=finish_time_fairness(
-                jct_s, workload.duration_s, gpus=workload.gpus, contention=contention, cluster_gpus=run.cluster.gpus
+                jct_s, work["duration_s"], gpus=work["gpus"], contention=contention, cluster_gpus=run.cluster.gpus
             ),
         ),
     )
@@ -349,23 +351,25 @@ def demand(workload: Workload, gpus: int) -> tuple[float, list[float]]:
 
     The parts are days if the window has 3 to 14 days, else sevenths of it.
     """
+    jobs = workload.jobs
     length_s = workload.arrival_window_s
     by_day = 2 * DAY_S < length_s <= 14 * DAY_S
     part_s = DAY_S if by_day else length_s / 7
     edges_s = np.minimum(part_s * np.arange(int(-(-length_s // DAY_S)) + 1 if by_day else 8), length_s)
-    end_s, found = workload.submit_time_s + workload.duration_s, []
+    end_s, found = jobs["submit_time_s"] + jobs["duration_s"], []
     for from_s, until_s in pairwise(edges_s.tolist() if length_s > 0 else ()):
-        held_s = np.clip(np.minimum(end_s, until_s) - np.maximum(workload.submit_time_s, from_s), 0.0, None)
-        found.append(float(held_s @ workload.gpus) / (until_s - from_s) / gpus)
+        held_s = np.clip(np.minimum(end_s, until_s) - np.maximum(jobs["submit_time_s"], from_s), 0.0, None)
+        found.append(float(held_s @ jobs["gpus"]) / (until_s - from_s) / gpus)
     return part_s, found
 
 
 def _identity(run: Run) -> Summary:
     workload, cluster = run.workload, run.cluster
     part_s, demand_by_part = demand(workload, cluster.gpus)
-    work_gpu_s, running = workload.duration_s * workload.gpus, ~workload.carried & ~workload.whole
+    jobs, carried = workload.jobs, workload.jobs["carried"]
+    work_gpu_s, running = jobs["duration_s"] * jobs["gpus"], ~carried & ~workload.whole
     # This is empty if the log names the models, or if jobs have none.
-    assigned = workload.model_code[workload.whole & workload.models_assigned]
+    assigned = jobs["model"].codes[workload.whole & workload.models_assigned]
     return {
         "policy": run.policy,
         "oracle": run.oracle,
@@ -380,16 +384,16 @@ def _identity(run: Run) -> Summary:
         "trace_start": iso(workload.origin_s),
         "trace_notes": list(workload.notes),
         "assumptions": list(workload.assumptions),
-        "assigned_models": [workload.models[code] for code in np.unique(assigned)],
+        "assigned_models": jobs["model"].categories[np.unique(assigned)].tolist(),
         "trace_windows": list(workload.windows),
         "run_times_on": workload.timed_on,
         "run_times_converted": [asdict(each) for each in workload.conversions],
         "jobs": int(workload.whole.sum()),
-        "jobs_carried_in": int(workload.carried.sum()),
-        "carried_work_gpu_s": float(work_gpu_s[workload.carried].sum()),
+        "jobs_carried_in": int(carried.sum()),
+        "carried_work_gpu_s": float(work_gpu_s[carried].sum()),
         "jobs_running": int(running.sum()),
         "running_work_gpu_s": float(work_gpu_s[running].sum()),
-        "jobs_measured": int((workload.measured & workload.whole).sum()),
+        "jobs_measured": int((jobs["measured"] & workload.whole).sum()),
         "measured_job_ids": measured_ids(workload),
         "jobs_left_out": dict(workload.left_out),
         "bad_rows": workload.bad_rows,
@@ -418,7 +422,7 @@ def _completion(run: Run, jobs: JobColumns) -> Summary:
     ended = np.isfinite(held_s)
     return {
         "jobs_unfinished": int((whole & ~finished).sum()),
-        "jobs_failed": int((run.workload.end_state_code[whole] == END_STATES.index("failed")).sum()),
+        "jobs_failed": int((run.workload.jobs["end_state"] == "failed")[whole].sum()),
         "mean_jct_s": mean(jobs.jct_s),
         **{f"p{q:g}_jct_s".replace(".", ""): percentile(jobs.jct_s, q) for q in (50, 90, 99, 99.9)},
         "makespan_s": float(jobs.finish_s[finished].max() - first_s) if finished.any() else np.nan,
@@ -472,12 +476,12 @@ def _by_class(run: Run, jobs: JobColumns) -> Summary:
     """Number of jobs and mean times by size, tenant and end state; tenants without jobs are left out."""
     workload, whole = run.workload, run.workload.whole
     times = ("jct_s", "waiting_s", "queueing_delay_s")
-    tenants = [name or NO_NAME for name in workload.virtual_clusters]
+    tenants = [name or NO_NAME for name in workload.jobs["virtual_cluster"].categories]
     found: Summary = {}
     for key, code, names, columns in (
         ("size", size_class(jobs.gpus), SIZE_CLASSES, times),
-        ("virtual_cluster", workload.virtual_cluster_code, tenants, times),
-        ("end_state", workload.end_state_code, END_STATES, times[:1]),
+        ("virtual_cluster", workload.jobs["virtual_cluster"].codes, tenants, times),
+        ("end_state", workload.jobs["end_state"].codes, END_STATES, times[:1]),
     ):
         kept = key != "virtual_cluster"
         counts = np.bincount(code[whole], minlength=len(names)).tolist()

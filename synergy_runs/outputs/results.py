@@ -43,7 +43,6 @@ from synergy_runs.outputs.stored import (
     write_record,
 )
 from synergy_runs.outputs.tables import print_comparison
-from synergy_runs.traces.rows import STATES
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -86,25 +85,24 @@ def _columns(facts: Events | Decisions | Shares | JobColumns) -> dict[str, Any]:
     return {field.name: getattr(facts, field.name) for field in dataclasses.fields(facts)}
 
 
+NAME_COLUMNS = ("virtual_cluster", "user", "partition", "gpu_type", "model", "end_state")
+"""Columns of the workload that jobs.parquet has, too."""
+
+
 def _job_rows(run: Run, jobs: JobColumns) -> dict[str, Any]:
     """The job table as columns, with names in place of codes."""
     import pyarrow as pa
 
-    workload, columns = run.workload, _columns(jobs)
-    names = {
-        "virtual_cluster": (workload.virtual_cluster_code, workload.virtual_clusters),
-        "user": (workload.user_code, workload.users),
-        "partition": (workload.partition_code, workload.partitions),
-        "gpu_type": (workload.gpu_type_code, workload.gpu_types),
-        "model": (workload.model_code, workload.models),
-        "end_state": (workload.end_state_code.astype("int32"), STATES),
-    }
+    columns = _columns(jobs)
+    names = {key: run.workload.jobs[key] for key in NAME_COLUMNS}
     return {
         "job_id": columns.pop("job_id"),
-        "job_name": pa.array(workload.job_name, type=pa.string()),
+        "job_name": pa.array(run.workload.jobs["job_name"], type=pa.string()),
         **{
-            key: pa.DictionaryArray.from_arrays(pa.array(code), pa.array([each or NO_NAME for each in known]))
-            for key, (code, known) in names.items()
+            key: pa.DictionaryArray.from_arrays(
+                pa.array(each.codes.astype("int32")), pa.array([name or NO_NAME for name in each.categories])
+            )
+            for key, each in names.items()
         },
         **columns,
     }

@@ -17,13 +17,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol, cast
 
-import numpy as np
-
 from synergy_core import modules_of
 from synergy_core.errors import InputError, unknown
 from synergy_core.performance.catalog import gpu_sheet, gpu_sheet_of_words, gpu_sheets, gpu_type_named
 from synergy_runs.traces import plain
 from synergy_runs.traces._reading import binary_format, open_text
+from synergy_runs.traces.columns import named
 from synergy_runs.traces.rows import TraceRows
 
 HEAD_CHARACTERS = 4_096
@@ -109,11 +108,12 @@ def _name_gpus(rows: TraceRows, ours: Mapping[str, str]) -> None:
             replaced[part] = given.get(part.lower()) or (sheet.name if sheet else part)
         return "+".join(dict.fromkeys(replaced.get(part, part) for part in text.split("+")))
 
-    rows.gpu_type = rows.gpu_types.rename(name_of)[rows.gpu_type].astype(np.int32)
-    rows.given_gpu_type = rows.given_gpu_types.rename(name_of)[rows.given_gpu_type].astype(np.int32)
-    requested, received = rows.gpu_types.values(), rows.given_gpu_types.values()
-    for codes, jobs in Counter(zip(rows.gpu_type.tolist(), rows.given_gpu_type.tolist(), strict=True)).items():
-        wanted, got = requested[codes[0]], received[codes[1]]
+    requested, received = (
+        named(map(name_of, column.categories))[column.codes]
+        for column in (rows.jobs["gpu_type"], rows.jobs["given_gpu_type"])
+    )
+    rows.jobs = rows.jobs.with_columns(gpu_type=requested, given_gpu_type=received)
+    for (wanted, got), jobs in Counter(zip(requested, received, strict=True)).items():
         if wanted and got and got != wanted:
             rows.counted[f"jobs requested {wanted} and received {got}"] = jobs
         elif got and not wanted:

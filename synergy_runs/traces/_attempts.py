@@ -43,7 +43,8 @@ def add(attempts: pd.DataFrame, rows: TraceRows, columns: Mapping[str, str]) -> 
     done = done.drop(columns=["job", "why_not", "unfinished", "from_s"])
     values: dict[str, Any] = {str(name): done[name].to_numpy() for name in done}
     rows.add(**values, columns=columns)
-    retries, jobs = int((rows.attempt > 1).sum()), int((rows.attempt == 2).sum())
+    attempt = rows.jobs["attempt"]
+    retries, jobs = int((attempt > 1).sum()), int((attempt == 2).sum())
     if retries:
         rows.notes.append(
             f"{retries:,} further attempts of {jobs:,} jobs are submissions of their own (JOB#2, …), at the log's "

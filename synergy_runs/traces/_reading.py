@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 
 from synergy_core.errors import InputError, unknown
 from synergy_core.performance.catalog.columns import suggest_column
-from synergy_runs.traces.rows import COLUMNS, UNKNOWN, BadValueError, Mask, TraceRows, is_missing, shown, stripped
+from synergy_runs.traces.columns import UNKNOWN, Mask
+from synergy_runs.traces.rows import LOG, BadValueError, TraceRows, is_missing, shown, stripped
 
 # Opening a log as text, whether or not gzip compressed it. Errors name the file and the line.
 
@@ -170,7 +171,7 @@ class LogTable:
     """Rows of a log as text. A row that one method rejects or leaves out is dropped, and later methods skip it.
 
     Methods return one value per row; values of dropped rows mean nothing. left: mask of the rows not dropped.
-    columns: how to read each column, keyed by its name in `TraceRows`, or by another name if only this format's reader
+    columns: how to read each column, keyed by its name in `rows.LOG`, or by another name if only this format's reader
     uses it. `table[name]` returns the converted values of one column.
     """
 
@@ -256,10 +257,10 @@ class LogTable:
     def add(self, *, columns: Mapping[str, str] | None = None, **values: Any) -> Mask:
         """Adds the rows not dropped to `self.rows`, see `TraceRows.add`; returns a mask of the rows added.
 
-        values: columns of `TraceRows` that replace or complete those read by `self.columns`. columns: names that errors
+        values: columns of `rows.LOG` that replace or complete those read by `self.columns`. columns: names that errors
         use for columns computed here. If the format has a column of job names, each name must be unique.
         """
-        own = {name: each.name for name, each in self.columns.items() if name in (*COLUMNS, "job_name")}
+        own = {name: each.name for name, each in self.columns.items() if name in LOG}
         values = {"job_name": ""} | {name: self[name] for name in own if name not in values} | values
         left = np.flatnonzero(self.left)
         added = np.zeros(len(self.left), dtype=np.bool_)

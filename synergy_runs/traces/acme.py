@@ -18,17 +18,8 @@ import numpy as np
 
 from synergy_core.units import GB
 from synergy_runs.traces._reading import Number, Text, by_header, header_of, open_text, read_tables
-from synergy_runs.traces.rows import (
-    UNKNOWN,
-    TraceRows,
-    cpus,
-    date_s,
-    end_state,
-    memory_bytes,
-    number,
-    seconds,
-    whole,
-)
+from synergy_runs.traces.columns import UNKNOWN
+from synergy_runs.traces.rows import TraceRows, cpus, date_s, end_state, memory_bytes, number, seconds, whole
 
 NAME = "acme"
 SUMMARY = "Acme: trace_seren.csv or trace_kalos.csv (InternLM/AcmeTrace)"

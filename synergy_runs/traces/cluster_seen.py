@@ -21,12 +21,17 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from synergy_core.units import format_gpus
-from synergy_runs.traces.rows import Mask, TraceRows
+from synergy_runs.traces.columns import JobTable, Mask, coded, in_common
+from synergy_runs.traces.rows import TraceRows
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 USUAL_GPUS_PER_NODE = 8
 DEFAULT_GPU_TYPE = "v100"
@@ -68,14 +73,11 @@ class SeenCluster:
 NOTHING_SEEN = SeenCluster()
 
 
-def types_ran_on(
-    given_code: NDArray[np.int32], given: Sequence[str], asked_code: NDArray[np.int32], asked: Sequence[str]
-) -> tuple[NDArray[np.int32], tuple[str, ...]]:
-    """(codes, names): the GPU type that each job ran on or, if the log does not say, requested; codes index names."""
-    names = tuple(dict.fromkeys((*given, *asked)))
-    code_of_asked = np.array([names.index(each) for each in asked], dtype=np.int32)
-    is_given = np.array([bool(each) for each in given])[given_code]
-    return np.where(is_given, given_code, code_of_asked[asked_code]), names
+def types_ran_on(jobs: JobTable) -> pd.Categorical:
+    """The GPU type that each job ran on or, if the log does not say, requested."""
+    given, asked = jobs["given_gpu_type"], jobs["gpu_type"]
+    codes, names = in_common(given, asked)
+    return coded(np.where(given != "", *codes), names)
 
 
 @cache
@@ -117,30 +119,32 @@ def _totals(text: str) -> tuple[tuple[tuple[str, ...], str], ...]:
     return tuple((node_names(nodes), gpus) for nodes, _, gpus in (each.partition("=") for each in text.split(";")))
 
 
-def parts_of(rows: TraceRows, kind: NDArray[np.int64], names: Sequence[str]) -> Parts:
+def parts_of(jobs: JobTable, kind: NDArray[np.int64], names: Sequence[str]) -> Parts:
     """The parts of all jobs that started on named nodes. A node with GPUs of several types is a node of each type.
 
     kind: of each job, its GPU type in `names`, −1 if unknown.
     """
-    texts, codes, numbers, found = rows.node_lists.values(), dict[str, int](), itertools.count(), []
-    for job in np.flatnonzero(np.isfinite(rows.start_s) & np.array([bool(each) for each in texts])[rows.node_list]):
-        for nodes, given in _totals(texts[rows.node_list[job]]):
-            gpus, number = int(given or rows.gpus[job]), next(numbers)
+    codes, numbers, found = dict[str, int](), itertools.count(), []
+    rows = np.flatnonzero(np.isfinite(jobs["start_s"]) & (jobs["node_list"] != ""))
+    for job, node_list, held in zip(rows, jobs["node_list"][rows], jobs["gpus"][rows].tolist(), strict=True):
+        for nodes, given in _totals(node_list):
+            gpus, number = int(given or held), next(numbers)
             for at, name in enumerate(nodes[:gpus]):
                 share = (gpus + len(nodes) - 1 - at) // len(nodes)
                 found.append((job, codes.setdefault(name, len(codes)), share, number))
-    jobs, node, gpus_on_node, totals = np.array(found, dtype=np.int64).reshape(-1, 4).T
+    job_of, node, gpus_on_node, totals = np.array(found, dtype=np.int64).reshape(-1, 4).T
     first_type: dict[int, int] = {}
-    for part, (at, code) in enumerate(zip(node.tolist(), kind[jobs].tolist(), strict=True)):
+    for part, (at, code) in enumerate(zip(node.tolist(), kind[job_of].tolist(), strict=True)):
         if code >= 0 and first_type.setdefault(at, code) != code:
             node[part] = codes.setdefault(f"{[*codes][at]}, {names[code]}", len(codes))
-    return Parts(jobs, node, gpus_on_node, totals, tuple(codes))
+    return Parts(job_of, node, gpus_on_node, totals, tuple(codes))
 
 
 def seen(rows: TraceRows) -> SeenCluster:
     """Estimates the cluster of a log. A job counts for the GPU type it ran on, else for the one that it requested."""
-    ran, start_s, end_s = np.isfinite(rows.start_s), rows.start_s, rows.start_s + rows.duration_s
-    most = most_at_once(start_s[ran], end_s[ran], rows.gpus[ran])
+    start_s, gpus, log_nodes = (rows.jobs[name] for name in ("start_s", "gpus", "log_nodes"))
+    ran, end_s = np.isfinite(start_s), start_s + rows.jobs["duration_s"]
+    most = most_at_once(start_s[ran], end_s[ran], gpus[ran])
     if rows.declared:
         declared = tuple(SeenNodes("", nodes, size or max(1, -(-most // nodes))) for nodes, size in rows.declared)
         beyond = f", although its jobs held {most:,} at once" if most > sum(each.gpus for each in declared) else ""
@@ -148,14 +152,13 @@ def seen(rows: TraceRows) -> SeenCluster:
         return SeenCluster(declared, how=f"{how}{beyond}")
     if not ran.any():
         return NOTHING_SEEN
-    kind, names = types_ran_on(
-        rows.given_gpu_type, rows.given_gpu_types.values(), rows.gpu_type, rows.gpu_types.values()
-    )
+    ran_on = types_ran_on(rows.jobs)
+    kind, names = ran_on.codes.astype(np.int64), ran_on.categories.tolist()
     is_type = np.array([bool(each) and "+" not in each for each in names])
-    gpu_s = np.bincount(kind[ran], (rows.duration_s * rows.gpus)[ran], len(names))
+    gpu_s = np.bincount(kind[ran], (rows.jobs["duration_s"] * gpus)[ran], len(names))
     main = int(np.where(is_type & (np.bincount(kind[ran], minlength=len(names)) > 0), gpu_s, -1.0).argmax())
     typed = ran & is_type[kind]
-    parts = parts_of(rows, np.where(typed, kind, -1), names)
+    parts = parts_of(rows.jobs, np.where(typed, kind, -1), names)
 
     # A node has the type of most typed jobs on it. An untyped job counts for its first node's type.
     on_typed = typed[parts.job]
@@ -166,7 +169,7 @@ def seen(rows: TraceRows) -> SeenCluster:
     kind = np.where(typed, kind, main)
     placed, at = np.unique(parts.job, return_index=True)
     kind[placed] = np.where(typed[placed], kind[placed], type_of[parts.node[at]])
-    size, is_full, is_waited_for = _sizes(rows, parts, type_of, len(names))
+    size, is_full, is_waited_for = _sizes(rows.jobs, parts, type_of, len(names))
 
     def nodes_of(jobs: Mask, nodes: Mask, partition: str = "") -> list[SeenNodes]:
         """The given nodes by type and size, and as many more as the jobs needed at once."""
@@ -174,10 +177,10 @@ def seen(rows: TraceRows) -> SeenCluster:
         for code in np.union1d(kind[jobs], type_of[nodes]).tolist():
             own = jobs & (kind == code)
             sizes = Counter(size[nodes & (type_of == code)].tolist())
-            lack = most_at_once(start_s[own], end_s[own], rows.gpus[own]) - sum(sizes.elements())
+            lack = most_at_once(start_s[own], end_s[own], gpus[own]) - sum(sizes.elements())
             if lack > 0 and not np.isin(np.flatnonzero(own), placed).all():
-                counted = own & (rows.log_nodes > 0)
-                on_node = np.ceil(rows.gpus[counted] / rows.log_nodes[counted]).max(initial=0)
+                counted = own & (log_nodes > 0)
+                on_node = np.ceil(gpus[counted] / log_nodes[counted]).max(initial=0)
                 each = max(max(sizes, default=0), _power_of_two(on_node)) or USUAL_GPUS_PER_NODE
                 sizes[each] += -(-lack // each)
             name = names[code] if is_type[code] else ""
@@ -187,7 +190,7 @@ def seen(rows: TraceRows) -> SeenCluster:
     every = np.ones(len(parts.names), dtype=np.bool_)
     found = nodes_of(ran, every)
     # Partitions on the same nodes are one pool. Jobs of a partition on all nodes may use all, and it is no pool ("").
-    queue, queues = rows.partition, rows.partitions.values()
+    queue, queues = rows.jobs["partition"].codes, rows.jobs["partition"].categories.tolist()
     nodes_on = {code: frozenset(parts.node[queue[parts.job] == code].tolist()) for code in np.unique(queue[ran])}
     first_on = {on: queues[code] for code, on in reversed(nodes_on.items())}
     pool_of = {queues[code]: first_on[on] if on else queues[code] for code, on in nodes_on.items()}
@@ -224,14 +227,14 @@ def seen(rows: TraceRows) -> SeenCluster:
 
 
 def _sizes(
-    rows: TraceRows, parts: Parts, type_of: NDArray[np.int64], types: int
+    jobs: JobTable, parts: Parts, type_of: NDArray[np.int64], types: int
 ) -> tuple[NDArray[np.int64], Mask, Mask]:
     """(GPUs, whether all were in use at once, whether a job waited for them) of each named node.
 
     type_of: GPU type of each node, one of `types`.
     """
     count, nodes, is_known = len(parts.job), len(parts.names), np.bincount(parts.total)[parts.total] == 1
-    start_s, end_s = rows.start_s[parts.job], (rows.start_s + rows.duration_s)[parts.job]
+    start_s, end_s = jobs["start_s"][parts.job], (jobs["start_s"] + jobs["duration_s"])[parts.job]
     node, time_s = np.tile(parts.node, 2), np.concatenate((end_s, start_s))
     order = np.lexsort((np.arange(2 * count) >= count, time_s, node))  # at one instant, jobs end before others start
 
@@ -266,7 +269,7 @@ def _sizes(
     after, on = order[np.append(starts[1:], starts[-1:])] - count, node[order[starts]]
     to_s = time_s[order[np.minimum(starts + 1, 2 * count - 1)]]
     follows = (parts.node[after] == on) & (start_s[after] >= to_s) & (start_s[after] - to_s <= MAX_START_DELAY_S)
-    follows &= (rows.submit_s[parts.job[after]] < to_s) & (level == even_level)[starts]
+    follows &= (jobs["submit_s"][parts.job[after]] < to_s) & (level == even_level)[starts]
 
     def is_full(size: int | NDArray[np.int64]) -> Mask:
         """Mask of the nodes whose peak is their size, although they could have been as large as `size`."""

@@ -10,9 +10,9 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from synergy_core.cli import Parser
 from synergy_core.errors import InputError, unknown
@@ -21,7 +21,10 @@ from synergy_runs.traces import cluster_seen, formats, read_trace
 from synergy_runs.traces._attempts import ATTEMPT_MODES
 from synergy_runs.traces._download import SOURCES, download
 from synergy_runs.traces.room import MAX_ROOM_FRACTION, REASONS, seconds_with_room
-from synergy_runs.traces.rows import STATES, Names, TraceRows, iso
+from synergy_runs.traces.rows import STATES, TraceRows, iso
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # Summary of a job log for the terminal.
 
@@ -31,41 +34,41 @@ SHOWN_SIZES = 12
 
 def lines(rows: TraceRows) -> Iterator[str]:
     """Yields a summary: jobs, dates, sizes, run times, attempts, tenants, GPU types; then jobs left out and notes."""
-    jobs = len(rows)
-    yield f"{rows.path} ({rows.format_name}): {jobs:,} job{'s' * (jobs > 1)}"
-    yield f"  submitted   {iso(rows.submit_s.min())} to {iso(rows.submit_s.max())}"
-    median_s, longest_s = float(np.median(rows.duration_s)), float(rows.duration_s.max())
+    jobs = rows.jobs
+    yield f"{rows.path} ({rows.format_name}): {len(jobs):,} job{'s' * (len(jobs) > 1)}"
+    yield f"  submitted   {iso(jobs['submit_s'].min())} to {iso(jobs['submit_s'].max())}"
+    median_s, longest_s = float(np.median(jobs["duration_s"])), float(jobs["duration_s"].max())
     yield f"  run time    median {format_duration(median_s)}, longest {format_duration(longest_s)}"
-    yield f"  GPU-hours   {rows.duration_s @ rows.gpus / HOUR_S:,.1f}"
-    sizes = {format_gpus(gpus): count for gpus, count in sorted(Counter(rows.gpus.tolist()).items())}
+    yield f"  GPU-hours   {jobs['duration_s'] @ jobs['gpus'] / HOUR_S:,.1f}"
+    sizes = {format_gpus(gpus): count for gpus, count in sorted(Counter(jobs["gpus"].tolist()).items())}
     yield f"  jobs of     {_listed(sizes)}"
-    states = np.bincount(rows.end_state, minlength=len(STATES))
+    states = np.bincount(jobs["end_state"].codes, minlength=len(STATES))
     yield "  end states  " + ", ".join(f"{count:,} {name}" for name, count in zip(STATES, states, strict=True))
-    if retries := int((rows.attempt > 1).sum()):
-        first = jobs - retries
+    if retries := int((jobs["attempt"] > 1).sum()):
+        first = len(jobs) - retries
         yield (
-            f"  attempts    {jobs:,} of {first:,} jobs, {jobs / first:.2f} per job, each a submission of its own; "
-            f"median gap {format_duration(float(np.median(rows.retry_gap_s)))}"
+            f"  attempts    {len(jobs):,} of {first:,} jobs, {len(jobs) / first:.2f} per job, each a submission of its "
+            f"own; median gap {format_duration(float(np.median(rows.retry_gap_s)))}"
         )
-    for what, names in (("tenants", rows.virtual_clusters), ("users", rows.users)):
-        known = sum(map(bool, names.values()))
+    for what, names in (("tenants", jobs["virtual_cluster"]), ("users", jobs["user"])):
+        known = sum(map(bool, names.categories))
         yield f"  {what:11} {known:,}" if known else f"  {what:11} not in the log"
-    yield f"  GPU types   requested: {_type_counts(rows.gpu_type, rows.gpu_types)}"
-    yield f"  GPU types   received: {_type_counts(rows.given_gpu_type, rows.given_gpu_types, none='unknown')}"
-    if partitions := sum(map(bool, rows.partitions.values())):
+    yield f"  GPU types   requested: {_counts(jobs['gpu_type'])}"
+    yield f"  GPU types   received: {_counts(jobs['given_gpu_type'], none='unknown')}"
+    if partitions := sum(map(bool, jobs["partition"].categories)):
         yield f"  partitions  {partitions:,}"
     yield from cluster_seen.lines(rows)
     yield from _waiting(rows)
     if rows.quotas:
         yield f"  quotas      {len(rows.quotas)} tenants, {sum(rows.quotas.values()):,} GPUs"
-    for what, column, unit, scale in (("CPUs", rows.cpus, "", 1.0), ("memory", rows.memory_bytes, " GB", GB)):
-        per_gpu = (column / rows.gpus / scale)[~np.isnan(column)]
+    for what, name, unit, scale in (("CPUs", "cpus", "", 1.0), ("memory", "memory_bytes", " GB", GB)):
+        per_gpu = (jobs[name] / jobs["gpus"] / scale)[~np.isnan(jobs[name])]
         if len(per_gpu):
             yield (
-                f"  {what:11} requested by {len(per_gpu):,} of {jobs:,} jobs; "
+                f"  {what:11} requested by {len(per_gpu):,} of {len(jobs):,} jobs; "
                 f"per GPU: median {np.median(per_gpu):,.4g}{unit}, most {per_gpu.max():,.4g}{unit}"
             )
-    estimates = int((~np.isnan(rows.estimate_s)).sum())
+    estimates = int((~np.isnan(jobs["estimate_s"])).sum())
     yield f"  estimates   {estimates:,} jobs with a run time declared by their user"
     for reason, count in rows.left_out.items():
         gpu_s = rows.left_out_gpu_s[reason]
@@ -77,7 +80,8 @@ def lines(rows: TraceRows) -> Iterator[str]:
 
 def _waiting(rows: TraceRows) -> Iterator[str]:
     """How much of the waiting passed with room for the job: in all, and by partition, size and tenant."""
-    wait_s = np.fmax(rows.start_s - rows.submit_s, 0.0)
+    jobs = rows.jobs
+    wait_s = np.fmax(jobs["start_s"] - jobs["submit_s"], 0.0)
     room_s = np.nan_to_num(seconds_with_room(rows, cluster_seen.seen(rows)))
     if not wait_s.sum() > 0:
         return
@@ -86,11 +90,11 @@ def _waiting(rows: TraceRows) -> Iterator[str]:
         f"  waiting     {format_duration(wait_s.sum())} in all, {format_duration(wait_s.mean())} per job; for {share} "
         "of it, as many GPUs as the job needed were free, on any nodes"
     )
-    sizes, size = np.unique(rows.gpus, return_inverse=True)
+    sizes, size = np.unique(jobs["gpus"], return_inverse=True)
     for what, code, names in (
-        ("partition", rows.partition, rows.partitions.values()),
+        ("partition", jobs["partition"].codes, jobs["partition"].categories),
         ("size", size, [format_gpus(each) for each in sizes.tolist()]),
-        ("tenant", rows.virtual_cluster, rows.virtual_clusters.values()),
+        ("tenant", jobs["virtual_cluster"].codes, jobs["virtual_cluster"].categories),
     ):
         waits_s, rooms_s = (np.bincount(code, each, minlength=len(names)) for each in (wait_s, room_s))
         most = [at for at in np.argsort(-waits_s, kind="stable")[:SHOWN_SIZES].tolist() if waits_s[at] > 0]
@@ -104,9 +108,8 @@ def _waiting(rows: TraceRows) -> Iterator[str]:
         yield f"              So policies are not compared with this log. Its waiting was for {REASONS}."
 
 
-def _type_counts(codes: NDArray[np.int32], names: Names, none: str = "any") -> str:
-    counts = Counter(codes.tolist()).most_common()
-    found = {names.values()[code] or none: count for code, count in counts}
+def _counts(names: pd.Categorical, none: str = "any") -> str:
+    found = {name or none: count for name, count in Counter(names).most_common()}
     return "not in the log" if list(found) == [none] else _listed(found)
 
 

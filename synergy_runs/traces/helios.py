@@ -22,16 +22,8 @@ import numpy as np
 
 from synergy_core.errors import InputError
 from synergy_runs.traces._reading import Number, Text, by_header, header_of, open_text, read_tables
-from synergy_runs.traces.rows import (
-    UNKNOWN,
-    TraceRows,
-    cpus,
-    date_s,
-    end_state,
-    iso,
-    seconds,
-    whole,
-)
+from synergy_runs.traces.columns import UNKNOWN
+from synergy_runs.traces.rows import TraceRows, cpus, date_s, end_state, iso, seconds, whole
 
 NAME = "helios"
 SUMMARY = "Helios: cluster_log.csv, with cluster_gpu_number.csv beside it for quotas (S-Lab-System-Group/HeliosData)"
@@ -79,7 +71,8 @@ def read(path: Path, rows: TraceRows) -> None:
 
 
 def _set_quotas(path: Path, rows: TraceRows) -> None:
-    first, last = iso(rows.submit_s.min())[:10], iso(rows.submit_s.max())[:10]
+    submit_s = rows.jobs["submit_s"]
+    first, last = iso(submit_s.min())[:10], iso(submit_s.max())[:10]
     by_day = daily_quotas(path)
     days = [day for day in by_day if first <= day <= last]
     if not days:
@@ -87,8 +80,7 @@ def _set_quotas(path: Path, rows: TraceRows) -> None:
         return
     day = max(days, key=lambda each: sum(by_day[each].values()))
     rows.quotas = by_day[day]
-    names = rows.virtual_clusters.values()
-    without = Counter(names[code] for code in rows.virtual_cluster.tolist() if names[code] not in rows.quotas)
+    without = Counter(name for name in rows.jobs["virtual_cluster"] if name not in rows.quotas)
     rows.notes.append(f"quotas are those of {day}, when the cluster was largest ({sum(rows.quotas.values())} GPUs)")
     if without:
         what = ", ".join(f"{name} ({jobs} jobs)" for name, jobs in sorted(without.items()))

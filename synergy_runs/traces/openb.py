@@ -20,7 +20,8 @@ import numpy as np
 
 from synergy_core.performance.catalog import gpu_type_named
 from synergy_runs.traces._reading import Number, Text, by_header, read_tables
-from synergy_runs.traces.rows import STATES, UNKNOWN, TraceRows, cpus, memory_bytes, number, one_of, seconds, whole
+from synergy_runs.traces.columns import UNKNOWN
+from synergy_runs.traces.rows import RUNNING, TraceRows, cpus, memory_bytes, number, one_of, seconds, whole
 
 NAME = "openb"
 SUMMARY = "OpenB: openb_pod_list_*.csv, pods with CPUs, memory and parts of a GPU (alibaba/clusterdata, v2023)"
@@ -75,9 +76,9 @@ def read(path: Path, rows: TraceRows) -> None:
         )
         parts += part[added & (part < 1)].tolist()
         table.count(added & several, "pods list several GPU types: here they run on any type")
-    end_s = rows.start_s + rows.duration_s
-    at_end = (rows.end_state == STATES.index("killed")) & (end_s == end_s.max(initial=0))
-    rows.end_state[at_end & (at_end.sum() > 1)] = STATES.index("running")
+    end_s, end_state = rows.jobs["start_s"] + rows.jobs["duration_s"], rows.jobs["end_state"]
+    at_end = (end_state == "killed") & (end_s == end_s.max(initial=0))
+    rows.jobs = rows.jobs.with_columns(end_state=np.where(at_end & (at_end.sum() > 1), RUNNING, end_state))
     pods = len(rows) + sum(rows.left_out.values()) + rows.bad_count
     if pods:
         rows.notes.append(f"{len(rows):,} of {pods:,} pods ({len(rows) / pods * 100:.1f} %) are replayed")

@@ -17,17 +17,8 @@ import numpy as np
 
 from synergy_core.performance.catalog.columns import similar_column, suggest_column
 from synergy_runs.traces._reading import Number, Text, header_of, open_text, read_tables
-from synergy_runs.traces.rows import (
-    RUNNING,
-    UNKNOWN,
-    TraceRows,
-    cpus,
-    end_state,
-    instant_s,
-    memory_bytes,
-    seconds,
-    whole,
-)
+from synergy_runs.traces.columns import UNKNOWN
+from synergy_runs.traces.rows import RUNNING, TraceRows, cpus, end_state, instant_s, memory_bytes, seconds, whole
 
 NAME = "plain"
 SUMMARY = (

@@ -6,7 +6,8 @@ import numpy as np
 
 from synergy_core.units import Floats
 from synergy_runs.traces.cluster_seen import SeenCluster, most_at_once, types_ran_on
-from synergy_runs.traces.rows import UNKNOWN, TraceRows
+from synergy_runs.traces.columns import UNKNOWN
+from synergy_runs.traces.rows import TraceRows
 
 MAX_ROOM_FRACTION = 0.2
 """If more of a log's waiting passed with room for the jobs, policies are not compared with the log."""
@@ -23,20 +24,20 @@ def seconds_with_room(rows: TraceRows, cluster: SeenCluster) -> Floats:
     type, and of a partition if the log shows that no partitions share nodes. A job may use the pool that it ran in, or
     every pool of its partition if it requested no type. If the types of some jobs are unknown, all types are one pool.
     """
-    submit_s, start_s, end_s, gpus = rows.submit_s, rows.start_s, rows.start_s + rows.duration_s, rows.gpus
+    submit_s, start_s, gpus = (rows.jobs[name] for name in ("submit_s", "start_s", "gpus"))
+    end_s = start_s + rows.jobs["duration_s"]
     with_room_s, ran = np.where(np.isnan(start_s), UNKNOWN, 0.0), np.isfinite(start_s)
     waited = np.flatnonzero(start_s > submit_s)
     if not len(waited):
         return with_room_s
-    code, types = types_ran_on(
-        rows.given_gpu_type, rows.given_gpu_types.values(), rows.gpu_type, rows.gpu_types.values()
-    )
+    ran_on, partitions = types_ran_on(rows.jobs), rows.jobs["partition"]
+    code, types = ran_on.codes.astype(np.int64), ran_on.categories
     typed = all(types[each] and "+" not in types[each] for each in np.unique(code[ran]).tolist())
-    named = bool(np.array([bool(each) for each in rows.node_lists.values()])[rows.node_list][ran].all())
+    named = bool((rows.jobs["node_list"] != "")[ran].all())
     places = tuple(dict.fromkeys(cluster.pool_of.values())) if named and not cluster.in_several_pools else ()
     apart = bool(places) and all(places)
-    at = [places.index(cluster.pool_of.get(each, places[0])) if apart else 0 for each in rows.partitions.values()]
-    pool = np.stack((np.array(at)[rows.partition], code * typed)).astype(np.int64)  # of each job: partitions, GPU type
+    at = [places.index(cluster.pool_of.get(each, places[0])) if apart else 0 for each in partitions.categories]
+    pool = np.stack((np.array(at)[partitions.codes], code * typed)).astype(np.int64)  # of each job: place, GPU type
     time_s, free = np.unique(np.concatenate((submit_s[waited], start_s[ran], end_s[ran]))), {}
     for partition, kind in set(zip(*pool[:, ran].tolist(), strict=True)):
         own = ran & (pool[0] == partition) & (pool[1] == kind)
@@ -48,7 +49,7 @@ def seconds_with_room(rows: TraceRows, cluster: SeenCluster) -> Floats:
         used = [np.bincount(np.searchsorted(time_s, at_s[own]), gpus[own], len(time_s)) for at_s in (start_s, end_s)]
         free[partition, kind] = most - np.cumsum(used[0] - used[1])
 
-    is_bound = np.array([bool(each) for each in rows.gpu_types.values()])[rows.gpu_type] | (not typed)
+    is_bound = (rows.jobs["gpu_type"] != "") | (not typed)
     needs = np.stack((pool[0], np.where(is_bound, pool[1], -1), gpus))[:, waited]
     different, which = np.unique(needs, axis=1, return_inverse=True)
     for number, (partition, kind, count) in enumerate(different.T.tolist()):

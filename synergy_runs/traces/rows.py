@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from synergy_core.errors import InputError
 from synergy_core.units import HOUR_S, Floats, format_duration
+from synergy_runs.traces.columns import UNKNOWN, ColumnRange, JobColumn, JobTable, Mask, schema
 
 EPOCH = datetime(1970, 1, 1)
 DAYLIGHT_SAVING = timedelta(hours=1)
@@ -177,9 +178,6 @@ MAX_TIME_S = 2.0**33
 MILLISECONDS = (1e11, 1e13)
 """A time in this range is refused, because it is probably in milliseconds since 1970 (years 1973 to 2286)."""
 MAX_INT = 2**31 - 1
-UNKNOWN = math.nan
-
-Mask = NDArray[np.bool_]
 
 
 class BadRow(NamedTuple):
@@ -194,52 +192,6 @@ class BadRow(NamedTuple):
         return f"line {self.line}, {self.column}: got {self.got}, expected {self.expected}"
 
 
-class Names:
-    """Codes texts as small integers, in order of first appearance."""
-
-    __slots__ = ("_codes",)
-
-    def __init__(self, texts: Iterable[str] = ()) -> None:
-        self._codes: dict[str, int] = {}
-        self.codes(texts)
-
-    def codes(self, texts: Iterable[str]) -> NDArray[np.int64]:
-        """The code of each text; new texts get new codes."""
-        known = self._codes
-        return np.array([known.setdefault(text, len(known)) for text in texts], dtype=np.int64)
-
-    def rename(self, name_of: Callable[[str], str]) -> NDArray[np.int64]:
-        """Replaces every text by `name_of(text)`, and returns the new code of each old one."""
-        old, self._codes = self._codes, {}
-        return self.codes(map(name_of, old))
-
-    def values(self) -> tuple[str, ...]:
-        """All texts so far; index i is code i."""
-        return tuple(self._codes)
-
-
-@dataclass(frozen=True, slots=True)
-class ColumnRange:
-    """Range of a column: from `low` to max(`high`, `per_gpu` × the job's GPUs). above: whether `low` is excluded."""
-
-    what: str
-    low: float
-    high: float
-    unit: str = ""
-    above: bool = False
-    per_gpu: float = 0.0
-
-    def wrong(self, values: Floats, gpus: Floats) -> Mask:
-        """Mask of the values outside the limits; NaN counts as inside."""
-        too_low = values <= self.low if self.above else values < self.low
-        return np.asarray(too_low | (values > np.maximum(self.high, self.per_gpu * gpus)))
-
-    def __str__(self) -> str:
-        start, for_each = "above" if self.above else "from", f"{self.per_gpu:.3g} for each GPU"
-        end = f"{self.high:.10g}" + f", or {for_each}" * (self.per_gpu > 0) if self.high else for_each
-        return f"{self.what} {start} {self.low:.10g} to {end}{self.unit}"
-
-
 DURATION = ColumnRange("a duration", 0, MAX_TIME_S, " s")
 # A job may use a whole node for each GPU: two sockets of 128 cores with two threads each are 512 CPUs.
 CPUS = ColumnRange("CPUs", 0, 10_000, above=True, per_gpu=512)
@@ -247,25 +199,99 @@ CPUS = ColumnRange("CPUs", 0, 10_000, above=True, per_gpu=512)
 MEMORY = ColumnRange("bytes", 0, 0, above=True, per_gpu=2**45)
 
 
-def _column(
-    missing: Any = None,
-    dtype: type = np.float64,
-    *,
-    names: str = "",
-    limits: ColumnRange | None = None,
-    label: str = "",
-) -> Any:
-    """Declares a column of `TraceRows`. missing: default value; None if readers must give values. names: the field with
-    the texts that the column's codes stand for. label: the column's name in errors if the file has no name for it.
-    """
-    described = {"missing": missing, "names": names, "limits": limits, "label": label}
-    return field(default_factory=lambda: np.empty(0, dtype=dtype), metadata=described)
+LOG = schema(
+    JobColumn("job_name", object, "name; `line-7` for an unnamed job"),
+    JobColumn(
+        "submit_s",
+        np.float64,
+        "instant at which the job could first start, in seconds since 1970 (on the log's local clock if its times have "
+        "no zone): its submission or, if later, the end of its dependencies, holds and begin times",
+        limits=ColumnRange("a time", -MAX_TIME_S, MAX_TIME_S, " s since 1970"),
+        label="submit time",
+    ),
+    JobColumn(
+        "duration_s",
+        np.float64,
+        "seconds for which the job held its GPUs, summed over its attempts if they are merged; until the log was "
+        "written for a job that was still running then",
+        limits=DURATION,
+        label="duration",
+    ),
+    JobColumn(
+        "gpus",
+        np.int32,
+        "number of GPUs of the whole job, at least 1",
+        limits=ColumnRange("a number of GPUs", 1, MAX_INT),
+        label="GPUs",
+    ),
+    JobColumn(
+        "cpus",
+        np.float64,
+        "CPUs that the whole job requested on all its nodes together, as the log counts them; NaN if unknown",
+        UNKNOWN,
+        CPUS,
+        "CPUs",
+    ),
+    JobColumn(
+        "memory_bytes",
+        np.float64,
+        "host memory that the whole job requested on all its nodes together; NaN if unknown",
+        UNKNOWN,
+        MEMORY,
+        "memory",
+    ),
+    JobColumn(
+        "estimate_s", np.float64, "run time that the user declared; NaN if none", UNKNOWN, DURATION, "user's estimate"
+    ),
+    JobColumn("virtual_cluster", str, 'tenant; "" if unknown', ""),
+    JobColumn("user", str, 'user; "" if unknown', ""),
+    JobColumn("partition", str, 'partition to which the job was submitted; "" if the log has none', ""),
+    JobColumn("log_nodes", np.int32, "number of nodes on which the job ran in the log; 0 if unknown", 0),
+    JobColumn(
+        "node_list",
+        str,
+        "names of these nodes, as in `n[1-2],n5` or, with the GPUs on them, `n[1-2]=8;n5=4` (`cluster_seen.parts_of`); "
+        '"" if unknown',
+        "",
+    ),
+    JobColumn("gpu_type", str, 'GPU type that the job requested and is bound to; "" for any', ""),
+    JobColumn("given_gpu_type", str, 'GPU type on which the job ran in the log; "" if unknown', ""),
+    JobColumn(
+        "attempt",
+        np.int32,
+        "number of the job's attempt: 1 for its first run, 2 for the run after a failure or requeue, and so on; 1 if "
+        "attempts are merged",
+        1,
+    ),
+    JobColumn("model", str, 'name of the model that the job trains; "" if unknown', ""),
+    JobColumn(
+        "global_batch",
+        np.int32,
+        "samples per iteration that the user requested; 0 if unknown",
+        0,
+        ColumnRange("samples", 0, MAX_INT),
+        "batch size",
+    ),
+    JobColumn(
+        "iterations",
+        np.float64,
+        "number of iterations at the requested batch after which the job is done; NaN if unknown",
+        UNKNOWN,
+        ColumnRange("a number", 0, MAX_TIME_S, above=True),
+        "iterations",
+    ),
+    JobColumn(
+        "start_s", np.float64, "instant at which the job first held its GPUs in the log; NaN if unknown", UNKNOWN
+    ),
+    JobColumn("end_state", str, "end state, one of `STATES`", "completed", names=STATES),
+    JobColumn("line", np.int32, "line of the job in the file; 0 if generated", 0),
+)
+"""Columns of a log. To add one, declare it here; readers then fill it by name."""
 
 
 @dataclass(slots=True)
 class TraceRows:
-    """Jobs of one file, column by column, in file order. Columns of names hold codes into the `Names` of the plural
-    name."""
+    """The jobs of one file in file order, and what else its reader found."""
 
     path: Path
     """The file."""
@@ -277,72 +303,8 @@ class TraceRows:
     """Replay of jobs that ran several times, which trace.attempts sets: `apart` or `merged` (`_attempts`)."""
     columns: Mapping[str, str] = field(default_factory=dict)
     """Name that the reader knows → name of that column in the file, for columns that the file calls otherwise."""
-    submit_s: Floats = _column(
-        limits=ColumnRange("a time", -MAX_TIME_S, MAX_TIME_S, " s since 1970"), label="submit time"
-    )
-    """Instant at which the job could first start, in seconds since 1970 (on the log's local clock if its times have no
-    zone): its submission or, if later, the end of its dependencies, holds and begin times (`add`)."""
-    duration_s: Floats = _column(limits=DURATION, label="duration")
-    """Seconds for which the job held its GPUs, summed over its attempts if they are merged. For a job that was still
-    running when the log was written (end_state `running`), until then."""
-    gpus: NDArray[np.int32] = _column(dtype=np.int32, limits=ColumnRange("a number of GPUs", 1, MAX_INT), label="GPUs")
-    """Number of GPUs of the whole job, ≥ 1."""
-    cpus: Floats = _column(UNKNOWN, limits=CPUS, label="CPUs")
-    """CPUs that the whole job requested on all its nodes together, as the log counts them; NaN if unknown."""
-    memory_bytes: Floats = _column(UNKNOWN, limits=MEMORY, label="memory")
-    """Host memory that the whole job requested on all its nodes together; NaN if unknown."""
-    estimate_s: Floats = _column(UNKNOWN, limits=DURATION, label="user's estimate")
-    """Run time that the user declared; NaN if none."""
-    virtual_cluster: NDArray[np.int32] = _column("", np.int32, names="virtual_clusters")
-    """Tenant; "" if unknown."""
-    user: NDArray[np.int32] = _column("", np.int32, names="users")
-    """User; "" if unknown."""
-    partition: NDArray[np.int32] = _column("", np.int32, names="partitions")
-    """Partition to which the job was submitted; "" if the log has none."""
-    log_nodes: NDArray[np.int32] = _column(0, np.int32)
-    """Number of nodes on which the job ran in the log; 0 if unknown."""
-    node_list: NDArray[np.int32] = _column("", np.int32, names="node_lists")
-    """Names of these nodes, as in `n[1-2],n5` or, with the GPUs on them, `n[1-2]=8;n5=4` (see `cluster_seen.parts_of`);
-    "" if unknown."""
-    gpu_type: NDArray[np.int32] = _column("", np.int32, names="gpu_types")
-    """GPU type that the job requested and is bound to; "" means any."""
-    given_gpu_type: NDArray[np.int32] = _column("", np.int32, names="given_gpu_types")
-    """GPU type on which the job ran in the log; "" if unknown."""
-    attempt: NDArray[np.int32] = _column(1, np.int32)
-    """Number of the job's attempt: 1 for its first run, 2 for the run after a failure or requeue, and so on; 1 if
-    attempts are merged."""
-    model: NDArray[np.int32] = _column("", np.int32, names="models")
-    """Name of the model that the job trains; "" if unknown."""
-    global_batch: NDArray[np.int32] = _column(
-        0, np.int32, limits=ColumnRange("samples", 0, MAX_INT), label="batch size"
-    )
-    """Samples per iteration that the user requested; 0 if unknown."""
-    iterations: Floats = _column(UNKNOWN, limits=ColumnRange("a number", 0, MAX_TIME_S, above=True), label="iterations")
-    """Number of iterations after which the job is done; NaN if unknown."""
-    start_s: Floats = _column(UNKNOWN)
-    """Instant at which the job first held its GPUs in the log; NaN if unknown."""
-    end_state: NDArray[np.int8] = _column("completed", np.int8, names="end_states")
-    """End state, an index into `STATES`."""
-    line: NDArray[np.int32] = _column(dtype=np.int32)
-    """Line of the job in the file."""
-    job_name: list[str] = field(default_factory=list)
-    """Name of each job; `line-7` for an unnamed one."""
-    virtual_clusters: Names = field(default_factory=Names)
-    """Names of the tenants."""
-    users: Names = field(default_factory=Names)
-    """Names of the users."""
-    partitions: Names = field(default_factory=Names)
-    """Names of the partitions."""
-    node_lists: Names = field(default_factory=Names)
-    """Texts of the node lists."""
-    gpu_types: Names = field(default_factory=Names)
-    """Names of the requested GPU types."""
-    given_gpu_types: Names = field(default_factory=Names)
-    """Names of the GPU types on which jobs ran."""
-    models: Names = field(default_factory=Names)
-    """Names of the models."""
-    end_states: Names = field(default_factory=lambda: Names(STATES))
-    """Names of the end states, in the order of `STATES`."""
+    jobs: JobTable = field(default_factory=lambda: JobTable.of(LOG, 0))
+    """The jobs so far, with the columns `LOG`."""
     quotas: dict[str, int] = field(default_factory=dict)
     """GPUs of each virtual cluster, if the log or a file beside it gives them; else {}."""
     left_out: Counter[str] = field(default_factory=Counter)
@@ -384,19 +346,19 @@ class TraceRows:
         `submit_s`, it replaces it, but never by a time after `start_s`. A job that was running when the log was written
         has the run time that the log has (0 if none); `close` makes it last to the log's last instant.
 
-        job_name: "" for an unnamed job, which is called `line-7`. values: by column, one value per line, or one for all
-        lines. Names (of tenants, users, …) are texts, or codes from `Names.codes`. columns: column names in the file,
-        for errors. id_column: the file's column of job names if these must be unique, else "".
+        job_name: "" for an unnamed job, which is called `line-7`. values: by column of `LOG`, one value per line, or
+        one for all lines. Names (of tenants, users, …) are texts, or come from `columns.coded`. columns: column names
+        in the file, for errors. id_column: the file's column of job names if these must be unique, else "".
         """
-        if unknown := values.keys() - COLUMNS.keys():
-            raise TypeError(f"TraceRows has no columns {', '.join(unknown)}")
+        if unknown := values.keys() - LOG.keys():
+            raise TypeError(f"a log has no columns {', '.join(sorted(unknown))}")
         lines = np.atleast_1d(line)
-        defaults = {name: each["missing"] for name, each in COLUMNS.items() if each["missing"] is not None}
+        defaults = {name: each.missing for name, each in LOG.items() if each.missing is not None}
         job: dict[str, Any] = defaults | values | {"line": lines}
         numbers = {
             name: np.broadcast_to(np.asarray(job[name], dtype=np.float64), len(lines))
-            for name, each in COLUMNS.items()
-            if not each["names"]
+            for name, each in LOG.items()
+            if issubclass(each.dtype, np.number)
         }
         submit_s, start_s = numbers["submit_s"], numbers["start_s"]
         numbers["submit_s"] = np.fmax(submit_s, np.minimum(eligible_s, np.nan_to_num(start_s, nan=np.inf)))
@@ -408,19 +370,16 @@ class TraceRows:
         if not added.any():
             return added
         self.delays_s += (numbers["submit_s"] - submit_s)[added & (numbers["submit_s"] > submit_s)].tolist()
-        for name, each in COLUMNS.items():
-            if name in numbers:
-                new = numbers[name][added]
-            else:
-                new, known = job[name], getattr(self, each["names"])
-                if isinstance(new, str):
-                    new = np.repeat(known.codes([new]), added.sum())
-                elif (new := np.asarray(new)[added]).dtype.kind != "i":
-                    new = known.codes(new.tolist())
-            column = getattr(self, name)
-            setattr(self, name, np.append(column, new.astype(column.dtype)))
         named = zip(names[added].tolist(), lines[added].tolist(), strict=True)
-        self.job_name.extend(name or f"line-{line}" for name, line in named)
+        of_names = {name: job[name] for name, each in LOG.items() if each.dtype is str}
+        new = JobTable.of(
+            LOG,
+            int(added.sum()),
+            job_name=[name or f"line-{line}" for name, line in named],
+            **{name: each[added] for name, each in numbers.items()},
+            **{name: each if isinstance(each, str) else _picked(each, added) for name, each in of_names.items()},
+        )
+        self.jobs = self.jobs.followed_by(new)
         return added
 
     def _possible(self, line: NDArray[Any], numbers: dict[str, Floats], file_names: Mapping[str, str]) -> Mask:
@@ -428,16 +387,16 @@ class TraceRows:
         possible: Mask = np.ones(len(line), dtype=np.bool_)
 
         def check(name: str, wrong: Mask, expected: str) -> None:
-            values, column = numbers[name], file_names.get(name, COLUMNS[name]["label"])
+            values, column = numbers[name], file_names.get(name, LOG[name].label)
             self.reject_all(line, possible & wrong, lambda at: (column, f"{values[at]:.15g}", expected))
             np.logical_and(possible, ~wrong, out=possible)
 
         submit_s = numbers["submit_s"]
         milliseconds = "seconds since 1970; these look like milliseconds since 1970, so divide them by 1,000"
         check("submit_s", (submit_s >= MILLISECONDS[0]) & (submit_s < MILLISECONDS[1]), milliseconds)
-        for name, each in COLUMNS.items():
-            if limits := each["limits"]:
-                lacks = np.isnan(numbers[name]) & (each["missing"] is not UNKNOWN)
+        for name, each in LOG.items():
+            if limits := each.limits:
+                lacks = np.isnan(numbers[name]) & (each.missing is not UNKNOWN)
                 check(name, limits.wrong(numbers[name], numbers["gpus"]) | lacks, str(limits))
         return possible
 
@@ -480,11 +439,13 @@ class TraceRows:
         if not len(self):
             why = "; ".join(f"{count} {reason}" for reason, count in self.left_out.items()) or "it has no rows"
             raise InputError(f"{self.path}: no job to replay ({why}).")
-        running, early = self.end_state == STATES.index(RUNNING), self.start_s < self.submit_s
+        jobs = self.jobs
+        running, early = jobs["end_state"] == RUNNING, jobs["start_s"] < jobs["submit_s"]
         if running.any():
-            last_s = max(self.submit_s.max(), np.nanmax(self.start_s + self.duration_s, initial=-np.inf))
-            self.duration_s[running] = np.fmax(self.duration_s, last_s - self.start_s)[running]
-            all_h = self.duration_s * self.gpus / HOUR_S
+            last_s = max(jobs["submit_s"].max(), np.nanmax(jobs["start_s"] + jobs["duration_s"], initial=-np.inf))
+            until_s = np.fmax(jobs["duration_s"], last_s - jobs["start_s"])
+            self.jobs = jobs = jobs.with_columns(duration_s=np.where(running, until_s, jobs["duration_s"]))
+            all_h = jobs["duration_s"] * jobs["gpus"] / HOUR_S
             held = f"{all_h[running].sum():,.1f} of {all_h.sum():,.1f} GPU-hours"
             self.counted[
                 f"jobs were still running when the log was written, with {held}: they hold GPUs, and means exclude them"
@@ -494,7 +455,7 @@ class TraceRows:
             what = "could start only after their submission (dependencies, holds, begin times)"
             self.counted[f"jobs {what}, {by}"] = len(self.delays_s)
         if early.any():
-            by = format_duration(float((self.submit_s - self.start_s)[early].max()))
+            by = format_duration(float((jobs["submit_s"] - jobs["start_s"])[early].max()))
             self.counted[f"jobs started before they were submitted, by up to {by}: they had no wait"] = early.sum()
         self.notes += [f"{count:,} {what}" for what, count in self.counted.items() if count]
 
@@ -509,7 +470,9 @@ class TraceRows:
         )
 
     def __len__(self) -> int:
-        return len(self.submit_s)
+        return len(self.jobs)
 
 
-COLUMNS = {each.name: each.metadata for each in fields(TraceRows) if "missing" in each.metadata}
+def _picked(names: Any, rows: Mask) -> Any:
+    """The names of these rows, from texts or a categorical."""
+    return (names if hasattr(names, "codes") else np.asarray(names, dtype=object))[rows]

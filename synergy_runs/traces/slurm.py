@@ -38,13 +38,12 @@ from synergy_runs.traces._reading import (
     read_tables,
     tables_of,
 )
+from synergy_runs.traces.columns import UNKNOWN, Mask
 from synergy_runs.traces.rows import (
     END_STATE_OF,
     RUNNING,
     STATES,
-    UNKNOWN,
     BadValueError,
-    Mask,
     TraceRows,
     end_state,
     instant_s,
@@ -530,7 +529,7 @@ def _gangs(records: pd.DataFrame, counted: Counter[str]) -> pd.DataFrame:
             "gpu_type": types(records.gpu_type),
             "given_gpu_type": types(records.given_gpu_type),
             "node_list": over(np.add, records.node_list, rows_with_gpus),
-            "end_state": over(np.maximum, records.end_state, all_rows),
+            "end_state": np.array(STATES)[over(np.maximum, records.end_state, all_rows)],
             "why_not": np.select(list(reasons.values()), list(reasons), "never started"),
             "unfinished": over(np.logical_or, records.waits & ~records.ran, all_rows),
         }

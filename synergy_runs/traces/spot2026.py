@@ -16,7 +16,8 @@ from pathlib import Path
 
 from synergy_core.performance.catalog import gpu_type_named
 from synergy_runs.traces._reading import Number, Text, by_header, read_tables
-from synergy_runs.traces.rows import UNKNOWN, TraceRows, cpus, one_of, seconds, whole
+from synergy_runs.traces.columns import UNKNOWN
+from synergy_runs.traces.rows import TraceRows, cpus, one_of, seconds, whole
 
 NAME = "spot2026"
 SUMMARY = "Spot GPUs: job_info_df.csv, workers with CPUs, HP and Spot jobs (alibaba/clusterdata, v2026-spot-gpu)"

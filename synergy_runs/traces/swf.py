@@ -22,7 +22,8 @@ from pathlib import Path
 import numpy as np
 
 from synergy_runs.traces._reading import LogTable, Number, Text, open_text, tables_of
-from synergy_runs.traces.rows import UNKNOWN, BadValueError, TraceRows, number, one_of, seconds, shown, whole
+from synergy_runs.traces.columns import UNKNOWN
+from synergy_runs.traces.rows import BadValueError, TraceRows, number, one_of, seconds, shown, whole
 
 NAME = "swf"
 SUMMARY = "Standard Workload Format (Parallel Workloads Archive): 18 fields, a processor is taken as a GPU"
@@ -76,7 +77,7 @@ def read(path: Path, rows: TraceRows) -> None:
     if nodes:
         size, larger = divmod(processors, nodes)
         rows.declared = tuple(each for each in ((larger, size + 1), (nodes - larger, size)) if each[0])
-    elif np.isfinite(rows.start_s).any():
+    elif np.isfinite(rows.jobs["start_s"]).any():
         rows.declared = ((1, 0),)
     rows.notes.append("each processor of the log is taken as one GPU")
     if "start" not in header:

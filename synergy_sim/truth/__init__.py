@@ -244,8 +244,9 @@ class Truth:
 
     def spec(self, work: Workload, job_id: int, cluster: Cluster, costs: Costs) -> JobSpec:
         """The job's spec, which is what schedulers see of it; identical jobs share one."""
-        model, gpus = work.models[work.model_code[job_id]], int(work.gpus[job_id])
-        batch, scale = int(work.global_batch[job_id]), float(work.work_scale[job_id])
+        jobs = work.jobs
+        model, gpus = jobs["model"][job_id], int(jobs["gpus"][job_id])
+        batch, scale = int(jobs["global_batch"][job_id]), float(jobs["work_scale"][job_id])
         seed, label, error = self.disturbance.seed, model, 1.0
         if self.labels > 1:
             label = f"{model}-{np.random.default_rng((seed, 3, job_id)).integers(self.labels)}"

@@ -63,10 +63,10 @@ def test_what_jobs_of_a_trace_asked_for_beside_gpus_is_in_the_workload_as_execut
     for job, row in enumerate((1, None, 0)):
         journal.submitted(JobRow(job, f"job-{job}", FILE | {"name": "cnn"}, job / 2, row, "done", "", 0, "u"))
     made, _ = as_executed(from_rows(read_trace(path), name="log"), journal, "log")
-    assert made.cpus[[0, 2]].tolist() == [3, 6]
-    assert made.memory_bytes[0] == 1e9
-    assert np.isnan(made.memory_bytes[1:]).all()
-    assert np.isnan(made.cpus[1])
+    assert made.jobs["cpus"][[0, 2]].tolist() == [3, 6]
+    assert made.jobs["memory_bytes"][0] == 1e9
+    assert np.isnan(made.jobs["memory_bytes"][1:]).all()
+    assert np.isnan(made.jobs["cpus"][1])
 
 
 def test_files_that_are_no_journal_of_this_version_are_refused(tmp_path):

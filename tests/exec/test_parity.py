@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -72,7 +71,7 @@ def profiled_jobs(seed, jobs, *, sizes=(1, 2, 4), gap_s=12.0, iterations=600.0):
     gpus = random.choice(sizes, jobs).tolist()
     made = workload(list(zip(np.cumsum(gaps).tolist(), gpus, [1.0] * jobs, strict=True)), models=models)
     work = np.rint(iterations * random.lognormal(0.0, 0.7, jobs)) + 1.0
-    return replace(made, global_batch=np.full(jobs, INITIAL_BATCH, dtype=np.int32), iterations=work)
+    return made.with_columns(global_batch=np.full(jobs, INITIAL_BATCH, dtype=np.int32), iterations=work)
 
 
 def profiled(seed, jobs, *, cluster, **more):

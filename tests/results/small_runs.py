@@ -14,6 +14,8 @@ from synergy_core.scheduling.jobs.cluster import Cluster, NodeType
 from synergy_core.units import on_grid
 from synergy_runs.inputs.workload import Workload
 from synergy_runs.outputs.facts import DecisionLog, EventLog, Kind, Run
+from synergy_runs.traces.columns import coded
+from synergy_runs.traces.rows import STATES
 
 Key = Callable[[int], float]
 
@@ -34,19 +36,14 @@ def workload(
 ) -> Workload:
     jobs = len(submit_s)
     made = jobs_of(list(zip(submit_s, gpus, duration_s, strict=True)))
-    return replace(
-        made,
-        name=name,
-        source="by hand",
-        sha256="0" * 64,
-        origin_s=1_507_532_515.0,
+    made = made.with_columns(
         estimate_s=on_grid(np.asarray(duration_s, dtype=np.float64) * 1.5),
-        virtual_cluster_code=np.zeros(jobs, np.int32) if tenants is None else np.asarray(tenants, dtype=np.int32),
-        virtual_clusters=tenant_names,
-        users=("someone",),
-        end_state_code=made.user_code if end_state is None else np.asarray(end_state, dtype=np.int32),
-        line=np.arange(1, jobs + 1, dtype=np.int32),
+        virtual_cluster=coded([0] * jobs if tenants is None else tenants, tenant_names),
+        user="someone",
+        end_state=coded([0] * jobs if end_state is None else end_state, STATES),
+        line=np.arange(1, jobs + 1),
     )
+    return replace(made, name=name, source="by hand", sha256="0" * 64, origin_s=1_507_532_515.0)
 
 
 def drawn_workload(jobs: int, *, seed: int = 0, gap_s: float = 120.0) -> Workload:
@@ -75,19 +72,19 @@ def simulate(
     predicted_s: np.ndarray | None = None,
 ) -> Run:
     """The smallest `key` runs first and blocks the rest; one that held its GPUs for `quantum_s` goes behind others."""
-    log, decisions, serial = EventLog(), DecisionLog(), count()
+    log, decisions, serial, columns = EventLog(), DecisionLog(), count(), jobs.jobs
     free = [(node, gpu) for node, each in enumerate(on.node_type_of) for gpu in range(each.gpus_per_node)]
-    left_s, held = jobs.duration_s.tolist(), {}
+    left_s, held = columns["duration_s"].tolist(), {}
     key = key or (lambda job: job)
     turns = [0] * len(jobs)
-    agenda = [(float(at), 1, next(serial), job) for job, at in enumerate(jobs.submit_time_s)]
+    agenda = [(float(at), 1, next(serial), job) for job, at in enumerate(columns["submit_time_s"])]
     heapq.heapify(agenda)
     queue: list[tuple[int, float, int]] = []
     while agenda:
         now_s, started, stopped = agenda[0][0], 0, 0
         while agenda and agenda[0][0] == now_s:
             _, arriving, _, job = heapq.heappop(agenda)
-            gpus = int(jobs.gpus[job])
+            gpus = int(columns["gpus"][job])
             if arriving:
                 log.append(now_s, Kind.SUBMIT, job, gpus)
             else:
@@ -100,9 +97,9 @@ def simulate(
                 left_s[job] += restart_s
                 turns[job] += 1
             heapq.heappush(queue, (turns[job], key(job), job))
-        while queue and jobs.gpus[queue[0][2]] <= len(free):
+        while queue and columns["gpus"][queue[0][2]] <= len(free):
             job = heapq.heappop(queue)[2]
-            gpus = int(jobs.gpus[job])
+            gpus = int(columns["gpus"][job])
             held[job], free = free[:gpus], free[gpus:]
             masks: dict[int, int] = {}
             for node, gpu in held[job]:
@@ -131,7 +128,7 @@ def policies(jobs: Workload, on: Cluster, *, seed: int = 0) -> list[Run]:
     """Four unlike runs of the same jobs."""
     return [
         simulate(jobs, on, policy="fifo", seed=seed),
-        simulate(jobs, on, policy="sjf", key=lambda job: jobs.duration_s[job], oracle=True, seed=seed),
+        simulate(jobs, on, policy="sjf", key=lambda job: jobs.jobs["duration_s"][job], oracle=True, seed=seed),
         simulate(jobs, on, policy="round_robin", quantum_s=3_600.0, restart_s=30.0, seed=seed),
-        simulate(jobs, on, policy="small", key=lambda job: jobs.gpus[job] * 1e9 + job, seed=seed),
+        simulate(jobs, on, policy="small", key=lambda job: jobs.jobs["gpus"][job] * 1e9 + job, seed=seed),
     ]

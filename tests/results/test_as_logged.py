@@ -1,7 +1,5 @@
 """The log's own starts as a run beside those of policies."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from small_runs import cluster, simulate, workload
@@ -13,14 +11,14 @@ from synergy_runs.outputs.notes import notes
 from synergy_runs.outputs.report.write import write_comparison
 from synergy_runs.outputs.stored import find_runs
 from synergy_runs.outputs.tables import FIGURES, cells, verdict
-from synergy_runs.traces.rows import RUNNING, STATES
+from synergy_runs.traces.rows import RUNNING
 
 pytestmark = pytest.mark.usefixtures("unpictured")
 
 
 def logged_jobs(waits_s):
     """Three jobs of 10 s on one GPU, submitted at once, that waited so long in their log."""
-    return replace(workload([0, 0, 0], [10, 10, 10], [1, 1, 1]), log_wait_s=np.array(waits_s, dtype=np.float64))
+    return workload([0, 0, 0], [10, 10, 10], [1, 1, 1]).with_columns(log_wait_s=np.array(waits_s, dtype=np.float64))
 
 
 def test_waits_are_those_of_the_log():
@@ -34,7 +32,7 @@ def test_waits_are_those_of_the_log():
 
 def test_gpus_that_one_job_frees_are_there_for_the_next_at_that_instant():
     assert summarise(as_logged(logged_jobs([0, 10, 20]), cluster(1, 1), 0))["max_gpus_used"] == 1
-    at_once = replace(logged_jobs([0, 0, 0]), duration_s=np.array([0.0, 0.0, 10.0]))
+    at_once = logged_jobs([0, 0, 0]).with_columns(duration_s=np.array([0.0, 0.0, 10.0]))
     assert job_table(as_logged(at_once, cluster(1, 1), 0)).jct_s.tolist() == [0, 0, 10]
 
 
@@ -56,7 +54,7 @@ def test_policies_are_compared_with_the_log_which_is_never_best(tmp_path):
 
 @pytest.mark.parametrize(("room_s", "is_compared"), [([0, 1, 2], True), ([0, 2, 2], False)])
 def test_policies_are_not_compared_with_a_log_whose_waiting_passed_with_room(tmp_path, room_s, is_compared):
-    jobs = replace(logged_jobs([0, 5, 10]), log_room_s=np.array(room_s, dtype=np.float64))
+    jobs = logged_jobs([0, 5, 10]).with_columns(log_room_s=room_s)
     comparison = compared(tmp_path, [simulate(jobs, cluster(1, 1)), as_logged(jobs, cluster(1, 1), 0)])
     assert ("above the log" in verdict(comparison), "fair share" in verdict(comparison)) == (
         is_compared,
@@ -67,7 +65,7 @@ def test_policies_are_not_compared_with_a_log_whose_waiting_passed_with_room(tmp
 
 
 def test_a_job_still_running_when_the_log_was_written_holds_gpus_and_is_in_no_job_metric():
-    jobs = replace(logged_jobs([0, 10, 20]), end_state_code=np.array([STATES.index(RUNNING), 0, 0], dtype=np.int32))
+    jobs = logged_jobs([0, 10, 20]).with_columns(end_state=[RUNNING, "completed", "completed"])
     for run in (simulate(jobs, cluster(1, 1)), as_logged(jobs, cluster(1, 1), 0)):
         summary = summarise(run)
         counts = [summary[key] for key in ("jobs", "jobs_measured", "jobs_running", "running_work_gpu_s")]

@@ -30,7 +30,7 @@ def test_slowdown_is_jct_over_run_time():
 def test_run_time_ratio_is_time_with_gpus_over_run_time_in_the_log():
     jobs = workload([0, 0], [100, 300], [1, 1])
     assert summarise(simulate(jobs, cluster(2, 1)))["run_time_ratio"] == 1.0
-    half = replace(jobs, duration_s=jobs.duration_s / 2)
+    half = jobs.with_columns(duration_s=jobs.jobs["duration_s"] / 2)
     quick = replace(simulate(half, cluster(2, 1)), workload=jobs)
     assert summarise(quick)["run_time_ratio"] == 0.5
 
@@ -55,7 +55,7 @@ def test_each_gpu_type_is_idle_for_the_jobs_that_may_run_there(wants, expected):
     """Both a100 are held for 10 s, and both v100 are idle, while the second job waits."""
     jobs = workload([0, 0], [10, 5], [2, 1])
     blocked = simulate(jobs, Cluster((NodeType("a", "a100", 1, 2),)))
-    asked = replace(jobs, gpu_type_code=np.array([0, 1], dtype=np.int32), gpu_types=("", wants))
+    asked = jobs.with_columns(gpu_type=["", wants])
     on = Cluster((NodeType("a", "a100", 1, 2), NodeType("b", "v100", 1, 2)))
     assert fragmented_gpu_s(replace(blocked, cluster=on, workload=asked)) == expected
 
@@ -63,7 +63,7 @@ def test_each_gpu_type_is_idle_for_the_jobs_that_may_run_there(wants, expected):
 @pytest.mark.parametrize("seed", range(3))
 def test_fragmentation_is_that_of_a_plain_scan(seed):
     run = simulate(drawn_workload(150, seed=seed, gap_s=60), cluster(4), quantum_s=1_800.0)
-    events, gpus = run.events, run.workload.gpus
+    events, gpus = run.events, run.workload.jobs["gpus"]
     used_s, used = gpus_in_use(events)
     waiting, total = set(), 0.0
     for at, until, idle in zip(used_s[:-1], used_s[1:], 32 - used[:-1], strict=True):
@@ -84,7 +84,7 @@ def compared(folder, runs):
 def test_who_loses_most_is_named_with_the_factor(tmp_path):
     # Ten narrow jobs and then ten of 4 GPUs each on 4 GPUs; served by size, largest first, the narrow ones wait.
     jobs = workload([0] * 20, [10] * 20, [1] * 10 + [4] * 10)
-    wide = simulate(jobs, cluster(1, 4), policy="wide", key=lambda job: -jobs.gpus[job])
+    wide = simulate(jobs, cluster(1, 4), policy="wide", key=lambda job: -jobs.jobs["gpus"][job])
     base = simulate(jobs, cluster(1, 4), policy="base")
     small, large = (
         np.mean(job_table(wide).jct_s[part]) / np.mean(job_table(base).jct_s[part])
@@ -125,7 +125,7 @@ def test_columns_fall_away_from_the_least_important_and_nothing_is_cut(tmp_path,
 
 def test_jobs_that_run_faster_than_logged_are_told_with_the_share(tmp_path):
     jobs = workload([0, 0], [100, 300], [1, 1])
-    half = replace(jobs, duration_s=jobs.duration_s / 2)
+    half = jobs.with_columns(duration_s=jobs.jobs["duration_s"] / 2)
     own = asdict(terms("quick", "own", 2.0, 1, "requested"))
     quick = replace(simulate(half, cluster(2, 1), policy="quick"), workload=jobs, information="own", terms=own)
     lines = notes(compared(tmp_path, [simulate(jobs, cluster(2, 1)), quick]))
@@ -140,7 +140,7 @@ def terms(policy, information, growth, first_gpus, batch_limit):
 
 def test_the_lead_is_told_with_and_without_equal_terms(tmp_path):
     def run(policy, name, speed, *limits):
-        quick = replace(jobs, duration_s=jobs.duration_s / speed)
+        quick = jobs.with_columns(duration_s=jobs.jobs["duration_s"] / speed)
         told = asdict(terms(name, *limits))
         return replace(simulate(quick, cluster(2, 1), policy=policy), workload=jobs, information=limits[0], terms=told)
 
@@ -159,7 +159,7 @@ def test_the_lead_is_told_with_and_without_equal_terms(tmp_path):
 
 def test_nobody_is_praised_for_what_cannot_be_known(tmp_path):
     jobs = workload([0, 0], [30, 10], [1, 1])
-    oracle = simulate(jobs, cluster(1, 1), policy="srtf", key=lambda job: jobs.duration_s[job], oracle=True)
+    oracle = simulate(jobs, cluster(1, 1), policy="srtf", key=lambda job: jobs.jobs["duration_s"][job], oracle=True)
     text = verdict(compared(tmp_path / "two", [simulate(jobs, cluster(1, 1)), oracle]))
     assert "fifo: the mean JCT is 35.0 s" in text
     assert "no real scheduler knows: srtf* (25.0 s)" in text
@@ -167,12 +167,12 @@ def test_nobody_is_praised_for_what_cannot_be_known(tmp_path):
 
 def assigned(policy, speed=1, truth_read="", *, named_by_log=False):
     """Two jobs that were given a model, so much faster than logged under a policy that changes their GPUs."""
-    jobs = replace(workload([0, 0], [100, 300], [1, 1]), models=("bert",), model_code=np.zeros(2, dtype=np.int32))
+    jobs = workload([0, 0], [100, 300], [1, 1]).with_columns(model="bert")
     jobs = replace(jobs, models_assigned=not named_by_log)
     if policy == "fifo":
         return simulate(jobs, cluster(2, 1))
     told = asdict(terms(policy, "all", 4.0, 4, "max"))
-    quick = simulate(replace(jobs, duration_s=jobs.duration_s / speed), cluster(2, 1), policy=policy)
+    quick = simulate(jobs.with_columns(duration_s=jobs.jobs["duration_s"] / speed), cluster(2, 1), policy=policy)
     return replace(quick, workload=jobs, information="all", terms=told, oracle=bool(truth_read), truth_read=truth_read)
 
 
@@ -201,9 +201,9 @@ def test_models_that_the_log_names_are_no_condition_of_a_win(tmp_path):
 
 def test_seeds_whose_jobs_were_given_other_models_share_one_sentence(tmp_path):
     for seed, models in enumerate((("bert",), ("bert", "ncf"))):
-        of_jobs = {"models": models, "model_code": np.arange(2, dtype=np.int32) % len(models), "models_assigned": True}
-        of_jobs["assumptions"] = (f"Each job was given one of {', '.join(models)}.", "A restart costs 30 s.")
-        run = simulate(replace(workload([0, 0], [100, 300], [1, 1]), **of_jobs), cluster(2, 1))
+        jobs = workload([0, 0], [100, 300], [1, 1]).with_columns(model=[models[0], models[-1]])
+        assumed = (f"Each job was given one of {', '.join(models)}.", "A restart costs 30 s.")
+        run = simulate(replace(jobs, models_assigned=True, assumptions=assumed), cluster(2, 1))
         write_run(replace(run, seed=seed), tmp_path / f"fifo-{seed}", f"policy: fifo\nseed: {seed}\n")
     assert assumptions(compare(find_runs(tmp_path))) == [
         "Each job was given one of bert, ncf.",
@@ -218,7 +218,7 @@ def test_no_policy_has_the_shortest_tail_where_nobody_waits(tmp_path):
 def test_a_sweep_says_what_the_swept_number_changes_under_each_policy(tmp_path):
     jobs = drawn_workload(60)
     for nodes in (1, 2, 4):
-        for policy, key in (("fifo", None), ("small", lambda job: jobs.gpus[job])):
+        for policy, key in (("fifo", None), ("small", lambda job: jobs.jobs["gpus"][job])):
             run = simulate(jobs, cluster(nodes), policy=policy, key=key)
             config = f"policy: {policy}\nseed: 0\ncluster: {{nodes: {nodes}}}\n"
             write_run(run, tmp_path / str(nodes) / f"{policy}-0", config)

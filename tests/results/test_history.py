@@ -58,7 +58,7 @@ def test_batch_and_reason_are_read_back_from_the_files(tmp_path):
 
 
 def test_schedule_of_the_log_has_a_history_without_nodes_and_nothing_to_ask(tmp_path):
-    jobs = replace(workload([0, 5], [100, 10], [1, 2]), log_wait_s=np.array([0.0, 7.0]))
+    jobs = workload([0, 5], [100, 10], [1, 2]).with_columns(log_wait_s=np.array([0.0, 7.0]))
     history = history_of(stored(tmp_path, as_logged(jobs, cluster(1), 0)), "1")
     assert [(each.start_s, each.end_s, each.gpus) for each in history.stretches] == [(5.0, 12.0, 0), (12.0, 22.0, 2)]
     assert history.runs[0].words == "2 GPUs"

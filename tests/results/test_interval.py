@@ -27,14 +27,9 @@ def write_one_log(into, *, seeds=SEEDS, sample=1.0, source="philly.csv (Philly C
     for seed in seeds:
         random = np.random.default_rng(seed)
         kept = random.random(len(log)) < sample
-        columns = ("submit_time_s", "duration_s", "estimate_s", "gpus", "virtual_cluster_code")
-        jobs = dataclasses.replace(
-            drawn_workload(int(kept.sum())),
-            source=source,
-            sha256=log.sha256,
-            windows=windows,
-            **{name: getattr(log, name)[kept] for name in columns},
-        )
+        columns = ("submit_time_s", "duration_s", "estimate_s", "gpus", "virtual_cluster")
+        jobs = drawn_workload(int(kept.sum())).with_columns(**{name: log.jobs[name][kept] for name in columns})
+        jobs = dataclasses.replace(jobs, source=source, sha256=log.sha256, windows=windows)
         draw = random.random(len(jobs))
         for policy, key in (("fifo", None), ("random", lambda job, draw=draw: draw[job])):
             run = simulate(jobs, cluster(4), policy=policy, key=key, seed=seed)
@@ -108,7 +103,7 @@ def write_windows(into, starts_days):
     for number, day in enumerate(starts_days):
         jobs = dataclasses.replace(drawn_workload(90, seed=number, gap_s=4_000), sha256="0" * 64)
         jobs = dataclasses.replace(jobs, origin_s=jobs.origin_s + day * 86_400)
-        for policy, key in (("fifo", None), ("small", lambda job, jobs=jobs: jobs.gpus[job])):
+        for policy, key in (("fifo", None), ("small", lambda job, jobs=jobs: jobs.jobs["gpus"][job])):
             run = simulate(jobs, cluster(2), policy=policy, key=key)
             config = f"policy: [fifo, small]\nseed: 0\ntrace: {{window: from {day}}}\n"
             write_run(run, into / f"{number}" / f"{policy}-0", config)

@@ -95,14 +95,14 @@ def test_ratios_and_the_line_above_the_table_are_of_measured_jobs(tmp_path, stor
 
 def test_a_carried_job_is_not_measured():
     jobs = drawn_workload(20)
-    carried = dataclasses.replace(jobs, carried=np.arange(20) < 3)
+    carried = jobs.with_columns(carried=np.arange(20) < 3)
     summary = summarise(simulate(with_measured(carried, "0-9"), cluster(2)))
     assert (summary["jobs_measured"], summary["measured_job_ids"]) == (7, "0-9")
 
 
 def test_ids_are_a_range_or_one():
     rows = {"0-19": 20, "17": 1, "3 – 5": 3, None: 20}
-    assert {ids: with_measured(drawn_workload(20), ids).measured.sum() for ids in rows} == rows
+    assert {ids: with_measured(drawn_workload(20), ids).jobs["measured"].sum() for ids in rows} == rows
 
 
 @pytest.mark.parametrize("ids", ["0-20", "20", "7-5", "-3", "all", "", "1-2-3"])

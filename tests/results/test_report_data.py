@@ -128,7 +128,7 @@ def test_list_too_long_keeps_who_waited_longest_and_says_so(rows):
 def test_list_has_carried_jobs_which_count_nowhere_and_the_time_limits_that_users_gave(tmp_path):
     jobs = workload([0, 0, 5, 9], [50, 5, 7, 8], [1, 2, 1, 4])
     carried, drawn = np.array([True, False, False, False]), np.array([False, True, True, True])
-    jobs = dataclasses.replace(jobs, carried=carried, estimate_s=np.full(4, 3600.0), estimate_drawn=drawn)
+    jobs = jobs.with_columns(carried=carried, estimate_s=np.full(4, 3600.0), estimate_drawn=drawn)
     write_run(simulate(jobs, cluster(2)), tmp_path / "fifo-0", "")
     (run,) = find_runs(tmp_path)
     rows = compare([run]).rows
