@@ -109,15 +109,17 @@ class KeepingLane(Lane):
         return ONE_FORM if self.policy.backfill == "none" else super()._form(job)
 
     def next_change_s(self, now_s: float) -> float:
-        return min(self._patience.next_s(), self.queue.next_jump_s())
+        change_s = self._patience.next_s()
+        return min(change_s, self.queue.next_jump_s()) if self.queue.jumps else change_s
 
     def decide(self, now_s: float) -> Decision[Job]:
         together, left, queue = self.together, self.left, self.queue
         if together:
             self._relax(now_s)
-        queue.advance(now_s)
         if not (queue.waiting_jobs and left):
             return NOTHING
+        if queue.jumps:
+            queue.advance(now_s)
         starts: Starts = []
         lines = list(queue.waiting.values())
         while left:
@@ -198,7 +200,8 @@ class EasyLane(Lane):
         if self.together:
             self._relax(now_s)
         for queue in self._queues.values():
-            queue.advance(now_s)
+            if queue.jumps:
+                queue.advance(now_s)
         starts: Starts = []
         promises: dict[str, Reservation] = {}
         goes_on = self.waiting > 0

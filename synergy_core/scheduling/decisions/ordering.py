@@ -85,12 +85,13 @@ class OrderingChooser(Chooser):
             return decision
         for _, placed in decision.stops:
             self._placement.release(placed)
-        return decision._replace(starts=self._placement.place_all([(job, "") for job, _ in decision.starts]))
+        return Decision(decision.stops, self._placement.place_all([(job, "") for job, _ in decision.starts]))
 
     def entered(self, decision: Decision[Job], now_s: float) -> Decision[Job]:
-        stopped = {job.job_id for job, _ in decision.stops}
-        for job, _ in decision.starts:
-            self._walker.started(job, now_s, moved=job.job_id in stopped)
+        if decision.starts:
+            stopped = {job.job_id for job, _ in decision.stops}
+            for job, _ in decision.starts:
+                self._walker.started(job, now_s, moved=job.job_id in stopped)
         return decision
 
     def next_change_s(self, now_s: float) -> float:

@@ -42,9 +42,11 @@ class PreemptiveLane(Lane):
 
     def _try_again(self, job: Job) -> None:
         """Tries the job's line again if the job is its first."""
-        for form, line in self.queue.waiting.items():
-            if line.first is not None and line.first is job.ticket:
-                self._untried[form] = line
+        entry: Any = job.ticket
+        if entry is not None:
+            line: Line = self.queue.waiting[entry[3]]
+            if line.first is entry:
+                self._untried[entry[3]] = line
 
     def remove(self, job: Job) -> None:
         super().remove(job)
@@ -66,7 +68,8 @@ class PreemptiveLane(Lane):
         """
         if not self.waiting:
             return NEVER
-        if not self._due:
+        jumps = self.queue.jumps
+        if not self._due and jumps and jumps[0][0] <= now_s:
             self._due = self._jump(now_s)
         return now_s if self._due else self.queue.next_jump_s()
 
@@ -75,17 +78,16 @@ class PreemptiveLane(Lane):
 
         If a running job still comes before all waiting jobs after its jump, nothing changes.
         """
-        changed = self.queue.advance(now_s)
-        if not changed:
-            return False
-        first = min([line.first for line in self.queue.waiting.values() if line.first is not None], default=None)
-        matters = False
-        for before, after in changed:
+        matters, latest = False, None
+        for before, after in self.queue.advance(now_s):
             if after[2].running:
                 self._moved(before, after)
-                matters |= first is not None and first < after
+                latest = after if latest is None or latest < after else latest
             else:
                 matters = True
+        if not matters and latest is not None:
+            firsts = [line.first for line in self.queue.waiting.values()]
+            matters = any(first is not None and first < latest for first in firsts)
         if matters:
             self.retry()
         return matters
@@ -99,7 +101,8 @@ class PreemptiveLane(Lane):
         if not self.waiting:
             return NOTHING
         self._due = False
-        self._jump(now_s)
+        if self.queue.jumps:
+            self._jump(now_s)
         for before, after in self.queue.read_started():
             self._moved(before, after)
             self.retry()

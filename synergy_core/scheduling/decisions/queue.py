@@ -91,12 +91,12 @@ def apply_jumps(policy: OrderingPolicy, job: Job, from_s: float, until_s: float)
 class Line:
     """Waiting jobs of one form, sorted by key, in blocks of about `BLOCK` entries."""
 
-    __slots__ = ("_blocks", "_shortest_s", "first")
+    __slots__ = ("_blocks", "_estimates_s", "first")
 
     def __init__(self) -> None:
         self._blocks: list[list[Entry]] = []
-        self._shortest_s: list[float | None] = []
-        """Shortest estimate of each block, for `first_within`; None until it is asked for."""
+        self._estimates_s: list[list[float]] = []
+        """The jobs' estimated run times, block by block."""
         self.first: Entry | None = None
         """The entry with the smallest key."""
 
@@ -105,46 +105,40 @@ class Line:
 
     def add(self, entry: Entry) -> None:
         """Inserts the entry; a block that grows beyond 2 × `BLOCK` is halved."""
-        blocks, shortest_s = self._blocks, self._shortest_s
+        blocks, estimates_s = self._blocks, self._estimates_s
         if not blocks:
             blocks.append([entry])
-            shortest_s.append(None)
+            estimates_s.append([entry[2].request.estimate_s])
             self.first = entry
             return
-        at = max(bisect_left(blocks, [entry]) - 1, 0) if len(blocks) > 1 else 0
-        block = blocks[at]
-        insort(block, entry)
-        shortest = shortest_s[at]
-        if shortest is not None and entry[2].request.estimate_s < shortest:
-            shortest_s[at] = entry[2].request.estimate_s
+        number = max(bisect_left(blocks, [entry]) - 1, 0) if len(blocks) > 1 else 0
+        block, of_block = blocks[number], estimates_s[number]
+        at = bisect_left(block, entry)
+        block.insert(at, entry)
+        of_block.insert(at, entry[2].request.estimate_s)
         if len(block) > 2 * BLOCK:
-            blocks[at : at + 1] = [block[:BLOCK], block[BLOCK:]]
-            shortest_s[at : at + 1] = [None, None]
+            blocks[number : number + 1] = [block[:BLOCK], block[BLOCK:]]
+            estimates_s[number : number + 1] = [of_block[:BLOCK], of_block[BLOCK:]]
         self.first = blocks[0][0]
 
     def remove(self, entry: Entry) -> None:
-        blocks, at = self._blocks, 0
+        blocks, number, at = self._blocks, 0, 0
         if entry is not self.first:
-            at = bisect_left(blocks, [entry])
-            if at == len(blocks) or blocks[at][0] is not entry:
-                at -= 1
-        block = blocks[at]
-        del block[0 if block[0] is entry else bisect_left(block, entry)]
-        if not block:
-            del blocks[at], self._shortest_s[at]
-        elif entry[2].request.estimate_s == self._shortest_s[at]:
-            self._shortest_s[at] = None
+            number = bisect_left(blocks, [entry])
+            if number == len(blocks) or blocks[number][0] is not entry:
+                number -= 1
+            at = bisect_left(blocks[number], entry)
+        del blocks[number][at], self._estimates_s[number][at]
+        if not blocks[number]:
+            del blocks[number], self._estimates_s[number]
         self.first = blocks[0][0] if blocks else None
 
     def first_within(self, estimate_s: float, but: Job) -> Entry | None:
         """The entry with the smallest key among jobs, except `but`, that are estimated to run at most `estimate_s`."""
-        for at, block in enumerate(self._blocks):
-            shortest_s = self._shortest_s[at]
-            if shortest_s is None:
-                shortest_s = self._shortest_s[at] = min([entry[2].request.estimate_s for entry in block])
-            if shortest_s <= estimate_s:
-                for entry in block:
-                    if entry[2].request.estimate_s <= estimate_s and entry[2] is not but:
+        for block, estimates_s in zip(self._blocks, self._estimates_s, strict=True):
+            if min(estimates_s) <= estimate_s:
+                for entry, own_s in zip(block, estimates_s, strict=True):
+                    if own_s <= estimate_s and entry[2] is not but:
                         return entry
         return None
 
@@ -171,7 +165,8 @@ class JobQueue:
         """Running jobs, sorted. A lane that admits jobs changes it directly."""
         self._key = order_key_of(policy)
         self._form_of = form_of or (lambda job: ONE_FORM)
-        self._jumps: list[tuple[float, int, Job, Entry]] = []  # (instant, serial number, job, its ticket then)
+        self.jumps: list[tuple[float, int, Job, Entry]] = []
+        """A heap of expected jumps: (instant, serial number, job, its ticket when this was expected)."""
         self._serial = itertools.count()
         self._unread: list[tuple[Job, Entry]] = []  # (job, its ticket), see `started`
 
@@ -219,7 +214,8 @@ class JobQueue:
         A start can change a job's remaining time, which is known once the driver has carried out the start. So its key
         is computed again before the next decision (`read_started`).
         """
-        self._expect_jump(job, now_s)
+        if self.policy.next_change is not None:
+            self._expect_jump(job, now_s)
         if self.policy.falls_while_running and (moved or job.task is not None):
             self._unread.append((job, _entry_of(job)))
 
@@ -247,11 +243,11 @@ class JobQueue:
             return
         instant_s = next_jump_s(self.policy, job, now_s)
         if instant_s is not None:
-            heappush(self._jumps, (instant_s, next(self._serial), job, _entry_of(job)))
+            heappush(self.jumps, (instant_s, next(self._serial), job, _entry_of(job)))
 
     def next_jump_s(self) -> float:
         """The instant of the next jump, which `advance` applies; inf if none is known."""
-        jumps = self._jumps
+        jumps = self.jumps
         while jumps and jumps[0][2].ticket is not jumps[0][3]:
             heappop(jumps)
         return jumps[0][0] if jumps else NEVER
@@ -259,7 +255,7 @@ class JobQueue:
     def advance(self, now_s: float) -> list[tuple[Entry, Entry]]:
         """Applies the jumps up to `now_s`, each as of its instant; returns the entries before and after each."""
         changed = []
-        jumps = self._jumps
+        jumps = self.jumps
         while jumps and jumps[0][0] <= now_s:
             instant_s, _, job, before = jumps[0]
             if job.ticket is not before:

@@ -106,11 +106,12 @@ class Scheduler(Generic[AnyJob]):
         return decision
 
     def _enter(self, decision: Decision[Any], now_s: float) -> Decision[Any]:
-        for job, _ in decision.stops:
+        stops, starts, moved = decision.stops, decision.starts, decision.moved
+        for job, _ in stops:
             job.stopped(now_s)
-        for job, placed in decision.starts:
-            job.started(now_s, placed, moved=job.job_id in decision.moved)
-        self.waiting += len(decision.stops) - len(decision.starts)
+        for job, placed in starts:
+            job.started(now_s, placed, moved=bool(moved) and job.job_id in moved)
+        self.waiting += len(stops) - len(starts)
         return self._chooser.entered(decision, now_s)
 
     def next_change_s(self, now_s: float) -> float:

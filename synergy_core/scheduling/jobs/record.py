@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from copy import copy
 from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import TYPE_CHECKING, Generic, NamedTuple, Self, TypeVar
 
 if TYPE_CHECKING:
@@ -150,16 +149,45 @@ class Job:
 
     # Names under which policies read the record (`JobView`); a policy that reads only these needs no view.
 
-    virtual_cluster = property(attrgetter("request.virtual_cluster"))
-    user = property(attrgetter("request.user"))
-    estimate_s = property(attrgetter("request.estimate_s"))
-    priority = property(attrgetter("request.priority"))
-    attained_service_gpu_s = property(attrgetter("service.attained_gpu_s"))
-    waited_s = property(attrgetter("service.waited_s"))
-    first_start_s = property(attrgetter("service.first_start_s"))
-    last_start_s = property(attrgetter("service.last_start_s"))
-    queue_entered_s = property(attrgetter("service.queue_entered_s"))
-    restarts = property(attrgetter("service.restarts"))
+    @property
+    def virtual_cluster(self) -> str:
+        return self.request.virtual_cluster
+
+    @property
+    def user(self) -> str:
+        return self.request.user
+
+    @property
+    def estimate_s(self) -> float:
+        return self.request.estimate_s
+
+    @property
+    def priority(self) -> int:
+        return self.request.priority
+
+    @property
+    def attained_service_gpu_s(self) -> float:
+        return self.service.attained_gpu_s
+
+    @property
+    def waited_s(self) -> float:
+        return self.service.waited_s
+
+    @property
+    def first_start_s(self) -> float:
+        return self.service.first_start_s
+
+    @property
+    def last_start_s(self) -> float:
+        return self.service.last_start_s
+
+    @property
+    def queue_entered_s(self) -> float:
+        return self.service.queue_entered_s
+
+    @property
+    def restarts(self) -> int:
+        return self.service.restarts
 
     @property
     def recent_service_gpu_s(self) -> float:
