@@ -44,9 +44,10 @@ class PreemptiveLane(Lane):
         """Tries the job's line again if the job is its first."""
         entry: Any = job.ticket
         if entry is not None:
-            line: Line = self.queue.waiting[entry[3]]
+            form: Form = entry[3]
+            line = self.queue.waiting[form]
             if line.first is entry:
-                self._untried[entry[3]] = line
+                self._untried[form] = line
 
     def remove(self, job: Job) -> None:
         super().remove(job)
