@@ -597,7 +597,7 @@ def explained(folder: Path, name: str, at: str) -> tuple[Explanation | Answer, f
         return Answer(facts, job, at_s), at_s, facts.origin_s
     (run,) = prepared_runs(settings)
     workload = run.workload
-    job, at_s = _asked(workload.jobs["job_name"], workload.jobs["submit_time_s"], name, at)
+    job, at_s = _asked(workload.jobs["job_name"].tolist(), workload.jobs["submit_time_s"], name, at)
     last = Simulation(workload, run.cluster, run.policy, run.execution, run.truth).run_until(at_s, job)
     if last is None:
         raise InputError(f"job {name} was not active in any round at or after {at_s:.0f} s, because it had ended.")
