@@ -138,7 +138,7 @@ def test_batches_that_follow_from_the_process_are_told(shared):
 
 def test_run_over_two_nodes_ends_on_both_when_a_rank_of_one_is_killed(shared, fresh):
     here = shared.launch("Plain", SLOW, world=2, slots=[0], work=1e6)
-    there = replace(here, slots=[1], first_rank=1)
+    there = replace(here, node=replace(here.node, slots=[1], first_rank=1))
     fresh.say(there)
     shared.reached(here, 5)
     (pid,) = fresh.workers()
