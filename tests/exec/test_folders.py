@@ -200,7 +200,7 @@ def test_settings_that_an_older_version_journaled_still_build(tmp_path, old, new
     journal = Journal(tmp_path / NAME)
     journal.set_meta("settings", {"bfloat16": old})
     journal.close()
-    assert build(Settings, meta_of(tmp_path)["settings"]).precision == new
+    assert build(Settings, meta_of(tmp_path)["settings"]).run.precision == new
 
 
 def test_a_jobs_log_is_found_whatever_else_its_description_and_others_say(tmp_path):
