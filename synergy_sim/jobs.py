@@ -204,8 +204,8 @@ class TrainingWork(TrueWork):
 
     def delay_s(self, job: SimulatedJob) -> float:
         """Seconds from getting GPUs to the first step; `resize_s` if the job just released others of the same type."""
-        same_type = self._held.shape.gpu_type == self.rules.cluster.type_of(job.placement)
-        resized = same_type and self._left_s == job.service.settled_s
+        just_left = self._left_s == job.service.settled_s
+        resized = just_left and self._held.shape.gpu_type == self.rules.cluster.type_of(job.placement)
         return job.costs.resize_s if resized else super().delay_s(job)
 
     def break_off(self, job: SimulatedJob, stop_s: float) -> bool:
